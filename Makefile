@@ -21,7 +21,7 @@
 #
 # Python 3.11 or later (PYTHON=PATH names another than python3) and Java 17 or 21 (JAVA_HOME) are the system's own.
 # What is missing is installed: Debian's packages by apt-get (as root or by sudo), Python's into .venv by pip, the jars
-# of Kafka and Spark's connectors into build/jars by Maven; for `make test` a schema registry and an object store too.
+# of Kafka and Spark's connectors into build/jars by Maven; for `make test` a schema registry, an object store and Kafka Connect too.
 
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
@@ -43,7 +43,7 @@ QUIETLY := --quiet --disable-pip-version-check --root-user-action ignore
 PLAIN := 2>&1 | sed 's/\x1b\[[0-9;]*m//g'
 TEST_PACKAGES := $(PACKAGES) git mosquitto mosquitto-clients prometheus strace openssl iproute2 nftables mmdebstrap systemd-container qemu-user-static qemu-system-arm u-boot-qemu u-boot-tools mtools dosfstools fdisk rauc squashfs-tools openssh-client chromium fonts-dejavu-core
 WITH_SERVERS := kafka or spark or avr or box
-TEST_JARS := $(patsubst %,build/jars/%.done,kafka_classes spark registry s3 s3proxy)
+TEST_JARS := $(patsubst %,build/jars/%.done,kafka_classes spark registry s3 s3proxy connect)
 SIDE_BY_SIDE = $(BIN)/pytest --dist loadfile --no-loadscope-reorder --numprocesses
 # To import all files of tests takes 5 s: a process with few marks gets only those files that have them.
 WITH_MARK = $$(grep -rl --include 'test_*.py' 'mark\.$(1)' tests | sort)
@@ -170,7 +170,7 @@ build/jars/registry.done: tests/support/registry_pom.xml | build/apt-demo
 		'-DoutputDirectory=$(CURDIR)/build/jars/registry' '-DmarkersDirectory=$(CURDIR)/build/jars/registry/unpacked' $(PLAIN)
 	@touch $@
 
-build/jars/s3.done build/jars/s3proxy.done: build/jars/%.done: tests/support/%_pom.xml | build/apt-demo
+build/jars/s3.done build/jars/s3proxy.done build/jars/connect.done: build/jars/%.done: tests/support/%_pom.xml | build/apt-demo
 	@echo "fetching the jars of $* for the tests into build/jars/$*"
 	@rm -rf build/jars/$*
 	@$(MAVEN) --file $< dependency:copy-dependencies -DincludeScope=runtime \

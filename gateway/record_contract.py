@@ -35,6 +35,12 @@ HEADER_NAMES = (*HEADERS, *DEVICE_HEADERS, COUNTER_HEADER, DOUBT_HEADER, BOOT_TI
 """All headers that a record may have, in the order on the wire, except headers with `VARIABLE_PREFIX`."""
 VARIABLE_PREFIX = "route_"
 """Prefix of the headers of a route's variables (`route_site`). They follow `HEADERS`, and readers may skip them."""
+EVENT_CONTENT_TYPE = "application/cloudevents+json"
+"""`content-type` of a record whose value is a structured event. It is such a record's only header. The event has the
+texts of all other headers as attributes (`attribute_of`), and the payload as `data` or `data_base64`."""
+DEVICE_ATTRIBUTE, STREAM_ATTRIBUTE = "device", "stream"
+"""Further attributes of a structured event: the device, and the Kafka topic of its binary records. Series, copies and
+counters (`implied_counter`) go by that topic, whatever topic the event itself is in."""
 READING_TYPE = "sluice.reading"
 """`ce_type` of a sensor's reading."""
 GATEWAY_TYPES = "sluice.gateway."
@@ -49,6 +55,14 @@ TIME_ERROR_UNKNOWN_US = 2**63 - 1
 """Value of `ce_timeerror` and `ce_boottimeerror` if nothing bounds the error."""
 USUAL_TOPICS = "device-.*|gateway-events"
 """Pattern of topics that `sluice-cloud ingest` reads by default. It also reads topics named in heartbeats."""
+
+
+def attribute_of(header: str) -> str:
+    """The name that a header of `HEADER_NAMES`, or of a route's variable, has in a structured event.
+
+    CloudEvents allows lower-case letters and digits there, so a variable's name loses its `_`.
+    """
+    return "datacontenttype" if header == "content-type" else header.removeprefix("ce_").replace("_", "")
 
 
 # A sensor's reading is named by device, counter, boot and number. An MQTT sensor's counter is the topic that it
@@ -66,6 +80,12 @@ INTERNAL_PREFIX = "__"
 """Prefix of Kafka's own topics (__consumer_offsets, __transaction_state)."""
 DEVICE = "device"
 """Value of `ce_timequality` if the sensor sent an absolute time that can be right."""
+
+
+def says_json(content_type: str) -> bool:
+    """Whether a content type promises JSON: `application/json`, `application/senml+json`."""
+    media_type = content_type.partition(";")[0].strip().lower()
+    return media_type in {"application/json", "text/json"} or media_type.endswith("+json")
 
 
 def implied_counter(device: str, kafka_topic: str) -> str:

@@ -419,6 +419,7 @@ class SerialSettings(Struct, frozen=True, forbid_unknown_fields=True):
 
 PayloadIdentity = Literal["none", "json", "cbor", "binary", "properties"]
 TimeSource = Literal["auto", "receipt", "tick", "senml", "timestamp", "property"]
+Envelope = Literal["binary", "structured", "both"]
 
 
 class RouteSettings(Struct, frozen=True, forbid_unknown_fields=True):
@@ -457,6 +458,10 @@ class RouteSettings(Struct, frozen=True, forbid_unknown_fields=True):
     """Name of the device in Kafka's key and in the tables. It holds variables of the topic and fixed names, with `/`
     between them. `{site}/{device}` keeps equal names of two sites apart. `gateway.key` may put the namespace in
     front."""
+    envelope: Envelope = "binary"
+    """Form of the records. `binary`: the value is the payload, and headers say the rest. `structured`: the value is a
+    CloudEvents JSON event that says everything, for consumers that see only values. `both`: binary records here, and
+    events in `kafka.structured_topic`. See docs/consumers.md."""
 
 
 class KafkaTlsSettings(Struct, frozen=True, forbid_unknown_fields=True):
@@ -545,6 +550,12 @@ class KafkaSettings(Struct, frozen=True, forbid_unknown_fields=True):
     backlog_topic: str | None = None
     """Topic of the backlog, as a template such as `{topic}.backlog`. Without it, the backlog goes to the topic of live
     readings."""
+    structured_topic: str = "structured-{topic}"
+    """Topic of structured events beside binary records, as a template, for routes with `envelope = "both"`. A reading
+    stays in the buffer until both topics have it."""
+    latest_topic: str | None = None
+    """Compacted topic of the last reading of each device, as a template such as `latest-{topic}`. Each topic of
+    readings has such a topic then. Its records are structured events."""
     live_age_s_max: Annotated[float, Meta(ge=5, le=86_400, description="seconds, 5 to 86400")] = 30.0
     """Seconds after which a live reading that still waits becomes backlog. That happens on a link that is too slow."""
     lane_s_min: Annotated[float, Meta(ge=0, le=3_600, description="seconds, 0 to 3600")] = 10.0
@@ -575,6 +586,20 @@ class KafkaSettings(Struct, frozen=True, forbid_unknown_fields=True):
     def linger_s(self) -> float:
         """Seconds that a live reading waits for others before it is sent."""
         return max(self.linger_ms / 1000, METERED_LINGER_S if self.is_metered else 0.0)
+
+    def is_latest(self, topic: str) -> bool:
+        """Whether `latest_topic` makes such a name."""
+        return self.latest_topic is not None and _makes(self.latest_topic, topic)
+
+    def is_beside(self, topic: str) -> bool:
+        """Whether a topic with such a name gets readings beside their own topic: its name is not the route's."""
+        return _makes(self.structured_topic, topic) or self.is_latest(topic)
+
+
+def _makes(template: str, topic: str) -> bool:
+    """Whether a template with `{topic}` makes such a name."""
+    first, _, last = template.partition("{topic}")
+    return len(topic) > len(first + last) and topic.startswith(first) and topic.endswith(last)
 
 
 class CommandSettings(Struct, frozen=True, forbid_unknown_fields=True):

@@ -24,7 +24,7 @@ from gateway.intake.resolved_topics import ResolvedTopic, ResolvedTopics
 from gateway.intake.routes import compile_routes
 from gateway.kafka.batch import EncodedBatch
 from gateway.kafka.record import RecordEncoder
-from gateway.settings import GatewaySettings, RouteSettings
+from gateway.settings import GatewaySettings, KafkaSettings, RouteSettings
 from spark.batch_job import BatchJob
 from spark.cli import main
 from spark.desk import tables
@@ -95,7 +95,7 @@ def test_equal_names_of_two_sites_are_two_devices_and_their_sites_are_found(
     route = RouteSettings(
         "{site}/{device}/{kind}", "device-thermo", key="{site}/{device}", names="escape", identity="json"
     )
-    topics = ResolvedTopics(compile_routes([route], None, frozenset()), gateway)
+    topics = ResolvedTopics(compile_routes([route], None, frozenset()), gateway, KafkaSettings(()))
     lane = Lane(1, "0123456789ab", "boot-1", "00ff00ff00ff00ff")
     batch = EncodedBatch("none")
     for offset, topic in enumerate(("north/42/t", "Büro 1/42/t", "north/42/t", "north/aa:bb/t")):

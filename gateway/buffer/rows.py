@@ -17,6 +17,17 @@ OWN_TYPES = "sluice.gateway."
 """Prefix of `ce_type` for the gateway's own events."""
 
 
+class StructuredEvents(Struct, frozen=True, omit_defaults=True):
+    """A route's wish for structured events: records whose value has all that a binary record has in its headers."""
+
+    instead: bool = False
+    """Whether the series' own topic gets them, instead of binary records."""
+    beside: bool = False
+    """Whether `kafka.structured_topic` gets them too."""
+    variables: tuple[tuple[str, str], ...] = ()
+    """Names and values of all variables of the route."""
+
+
 class Series(Struct, frozen=True, cache_hash=True):
     """The fields that many readings have in common; stored once, referred to by number."""
 
@@ -33,30 +44,36 @@ class Series(Struct, frozen=True, cache_hash=True):
     """The topic that was routed."""
     variables: tuple[tuple[str, str], ...] = ()
     """Names and values of the route's variables, if they go into headers of their own."""
+    structured: StructuredEvents | None = None
 
     @property
     def columns(self) -> tuple[str, str, str, str, str, str]:
         """The columns that tell series apart in the file: all but `stream`.
 
-        The variables stand behind the content type. So they are in the index, which finds a series and is read to
-        salvage a damaged file.
+        The variables, and what the route wants beside, stand behind the content type. So they are in the index, which
+        finds a series and is read to salvage a damaged file.
         """
         content_type = self.content_type
-        if self.variables:
+        if self.structured is not None:
+            # A program that knows of no structured events does not read this, and sends binary records.
+            beside = _Beside(self.variables, self.structured)
+            content_type += f"{_MORE_FOLLOWS}{msgspec.json.encode(beside).decode()}"
+        elif self.variables:
             # No content type has a line end, and JSON escapes it. A program that knows of no variables takes them for a
             # parameter of the content type.
-            content_type += f"{_VARIABLES_FOLLOW}{msgspec.json.encode(self.variables).decode()}"
+            content_type += f"{_MORE_FOLLOWS}{msgspec.json.encode(self.variables).decode()}"
         return self.topic, self.key, self.device, self.subject, self.type, content_type
 
     @classmethod
     def of_columns(cls, columns: Sequence[str], stream: str | None = None) -> "Series":
-        """The inverse of `columns`. Damaged variables are left out."""
+        """The inverse of `columns`. What is damaged behind the content type is left out."""
         topic, key, device, subject, kind, told = columns
-        content_type, _, variables = told.partition(_VARIABLES_FOLLOW)
-        of_route: tuple[tuple[str, str], ...] = ()
+        content_type, _, more = told.partition(_MORE_FOLLOWS)
+        of_route: _Beside | tuple[tuple[str, str], ...] = ()
         with suppress(msgspec.DecodeError):
-            of_route = _variables.decode(variables or "[]")
-        return cls(topic, key, device, subject, kind, content_type, stream or "", of_route)
+            of_route = _more.decode(more or "[]")
+        beside = of_route if isinstance(of_route, _Beside) else _Beside(of_route)
+        return cls(topic, key, device, subject, kind, content_type, stream or "", beside.variables, beside.structured)
 
     @property
     def counter(self) -> str:
@@ -69,8 +86,15 @@ class Series(Struct, frozen=True, cache_hash=True):
         return self.type.startswith(OWN_TYPES)
 
 
-_VARIABLES_FOLLOW = ";\n"
-_variables = msgspec.json.Decoder(tuple[tuple[str, str], ...])
+class _Beside(Struct, frozen=True, omit_defaults=True):
+    """The fields of a series that stand behind its content type in the file."""
+
+    variables: tuple[tuple[str, str], ...] = ()
+    structured: StructuredEvents | None = None
+
+
+_MORE_FOLLOWS = ";\n"
+_more = msgspec.json.Decoder(_Beside | tuple[tuple[str, str], ...])
 
 
 @dataclass(frozen=True, slots=True)

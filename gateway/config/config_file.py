@@ -135,7 +135,12 @@ _WITHOUT_VERIFYING = re.compile(r"(insecure|verify|check|skip|ssl_verify|endpoin
 _TOP = "the file's top, above the first section"
 _NAMESAKES_MAX = 3
 """Sections that a message names. If more have a setting of one name, such as port, that says nothing."""
-_BACKLOG_EXAMPLE = '"{topic}.backlog"'
+_TOPIC_TEMPLATES = {
+    "backlog_topic": '"{topic}.backlog"',
+    "structured_topic": '"structured-{topic}"',
+    "latest_topic": '"latest-{topic}"',
+}
+_OTHER_NAME = 'write another one, such as "latest-{topic}"'
 _BOOTSTRAP_MAX = 32
 """Addresses of brokers. Any one of them names all the others of its cluster."""
 _LINGER_SHARE = 1 / 4
@@ -201,7 +206,7 @@ def route_table(settings: Settings) -> RouteTable:
     """Compile the routes of settings that `parse` has checked."""
     reserved = frozenset(_own_topics(settings))
     serial_topic = None if settings.serial is None else settings.serial.topic
-    return compile_routes(settings.routes, settings.fallback_topic, reserved, serial_topic)
+    return compile_routes(settings.routes, settings.fallback_topic, reserved, serial_topic, settings.kafka.is_latest)
 
 
 # -- what types say -----------------------------------------------------------------------------
@@ -292,7 +297,9 @@ def _meaning_mistakes(settings: Settings) -> Iterator[tuple[Place, str]]:
     yield from _bootstrap_mistakes(settings.kafka)
     yield from _kafka_access_mistakes(settings.kafka)
     yield from _kafka_time_mistakes(settings.kafka)
-    yield from _backlog_topic_mistakes(settings)
+    for name, example in _TOPIC_TEMPLATES.items():
+        yield from _topic_template_mistakes(settings, name, example)
+    yield from _latest_topic_mistakes(settings)
     yield from _bandwidth_mistakes(settings.kafka)
     if settings.mqtt_listener is not None:
         yield from _listener_mistakes(settings.mqtt_listener)
@@ -497,33 +504,44 @@ def _is_https(url: str) -> bool:
         return False
 
 
-def _backlog_topic_mistakes(settings: Settings) -> Iterator[tuple[Place, str]]:
-    """Check the template that makes a topic from each topic of live readings."""
-    place: Place = ("kafka", "backlog_topic")
-    template = settings.kafka.backlog_topic
+def _topic_template_mistakes(settings: Settings, name: str, example: str) -> Iterator[tuple[Place, str]]:
+    """Check a template that makes a further topic from each topic of readings."""
+    place: Place = ("kafka", name)
+    template: str | None = getattr(settings.kafka, name)
     if template is None:
         return
     first, *rest = template.split("{topic}")
     if len(rest) != 1:
-        yield place, f"{show(template)} must hold {{topic}} once, as in {_BACKLOG_EXAMPLE}"
+        yield place, f"{show(template)} must hold {{topic}} once, as in {example}"
         return
     last = rest[0]
     if not first + last:
-        yield place, f"is the topic of live readings itself; leave it out, or write {_BACKLOG_EXAMPLE}"
+        yield place, f"is the topic of live readings itself; leave it out, or write {example}"
         return
     if KAFKA_TOPIC.fullmatch(f"{first}x{last}") is None:
         wanted = "letters, digits, '.', '_' or '-'"
-        yield place, f"{show(template)} makes no topic name: beside {{topic}} write {wanted}, as in {_BACKLOG_EXAMPLE}"
+        yield place, f"{show(template)} makes no topic name: beside {{topic}} write {wanted}, as in {example}"
         return
     if first.startswith(INTERNAL_PREFIX):
         yield place, f"{show(template)} {_INTERNAL}"
     for topic, setting in _own_topics(settings).items():
         if len(topic) > len(first + last) and topic.startswith(first) and topic.endswith(last):
             made = f"{show(template)} could make {show(topic)}"
-            yield place, f"{made}, which is {setting}, {_SPEAKS}, such as {_BACKLOG_EXAMPLE}"
+            yield place, f"{made}, which is {setting}, {_SPEAKS}, such as {example}"
     for topic in _topics_of_readings(settings):
         if KAFKA_TOPIC.fullmatch(made := f"{first}{topic}{last}") is None:
             yield place, f"makes a name of {len(made)} characters from {show(topic)}, and Kafka takes 249; shorten one"
+
+
+def _latest_topic_mistakes(settings: Settings) -> Iterator[tuple[Place, str]]:
+    """Find topics of readings that would be compacted."""
+    kafka = settings.kafka
+    others = {kafka.structured_topic: "kafka.structured_topic", kafka.backlog_topic: "kafka.backlog_topic"}
+    if kafka.latest_topic is not None and kafka.latest_topic in others:
+        yield ("kafka", "latest_topic"), f"is {others[kafka.latest_topic]} too, and is compacted; {_OTHER_NAME}"
+    for topic in _topics_of_readings(settings):
+        if kafka.is_latest(topic):
+            yield ("kafka", "latest_topic"), f"{show(topic)} is such a topic, and has a route's readings; {_OTHER_NAME}"
 
 
 def _topics_of_readings(settings: Settings) -> list[str]:

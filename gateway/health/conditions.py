@@ -385,8 +385,12 @@ def _uplink(facts: Facts) -> Iterator[Condition]:
         yield Condition("kafka-throttles", "warn", "Uplink", words, means, todo)
     for topic, flaw in islice(uplink.refused_topics.items(), NAMED_MAX):
         words = f"Kafka's topic {_name(topic)} is not written to: {_sentence(flaw, FLAW_MAX)}"
-        means = "Its readings wait in the quarantine."
-        todo = "Have the topic mended; they then go by themselves. sluice check has the command."
+        if facts.settings.kafka.is_beside(topic):
+            means = "Its events are left out. The readings go to their own topic."
+            todo = "Have the topic mended; later events then go there. sluice check has the command."
+        else:
+            means = "Its readings wait in the quarantine."
+            todo = "Have the topic mended; they then go by themselves. sluice check has the command."
         yield Condition("topic-unwritten", "warn", "Uplink", words, means, todo)
     if len(uplink.refused_topics) > NAMED_MAX:
         more = counted(len(uplink.refused_topics) - NAMED_MAX, "more topic")

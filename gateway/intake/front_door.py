@@ -46,7 +46,7 @@ class FrontDoor:
         self._guest = Origin(leaves_room=has_secrets)
         self._broker = Origin(leaves_room=has_secrets, is_broker=True)
         self._routes = routes
-        self._topics = ResolvedTopics(routes, gateway)
+        self._topics = ResolvedTopics(routes, gateway, kafka)
         self.now_us = now_us
         self.clocks = DeviceClocks() if clocks is None else clocks
         self.heard = DevicesHeard()

@@ -48,12 +48,6 @@ _validate = msgspec.json.Decoder(msgspec.Raw).decode
 T = TypeVar("T")
 
 
-def says_json(content_type: str) -> bool:
-    """Whether a content type promises JSON: `application/json`, `application/senml+json`."""
-    media_type = content_type.partition(";")[0].strip().lower()
-    return media_type in {"application/json", "text/json"} or media_type.endswith("+json")
-
-
 def is_json(payload: bytes) -> bool:
     """Whether this is strict JSON (RFC 8259), as stock consumers read it. Called for every reading."""
     try:

@@ -4,14 +4,13 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from gateway.buffer.rows import Series
+from gateway.buffer.rows import Series, StructuredEvents
 from gateway.intake import payload_identity, payload_time
-from gateway.intake.payload_json import says_json
 from gateway.intake.reading_times import Ticking
-from gateway.intake.routes import Refusal, RouteTable, kafka_key
+from gateway.intake.routes import Destination, Refusal, RouteTable, kafka_key
 from gateway.reading import Reading
-from gateway.record_contract import READING_TYPE
-from gateway.settings import GatewaySettings, PayloadIdentity
+from gateway.record_contract import READING_TYPE, says_json
+from gateway.settings import GatewaySettings, KafkaSettings, PayloadIdentity
 
 TOPICS_CACHED_MAX = 20_000
 """Resolved topics that are remembered. With more, the cache begins again."""
@@ -40,9 +39,10 @@ class ResolvedTopic(NamedTuple):
 class ResolvedTopics:
     """Topics that were resolved lately."""
 
-    def __init__(self, routes: RouteTable, gateway: GatewaySettings) -> None:
+    def __init__(self, routes: RouteTable, gateway: GatewaySettings, kafka: KafkaSettings) -> None:
         self._routes = routes
         self._gateway = gateway
+        self._has_latest = kafka.latest_topic is not None
         self.known: dict[tuple[str, str, str | None], ResolvedTopic | Refusal] = {}
         """By topic, subject and writer."""
 
@@ -64,7 +64,15 @@ class ResolvedTopics:
         stream = topic if len(topic) <= TOPIC_CACHED_CHARACTERS_MAX else ""
         key = kafka_key(self._gateway, found.device)
         series = Series(
-            found.kafka_topic, key, found.device, subject, READING_TYPE, found.content_type, topic, found.variables
+            found.kafka_topic,
+            key,
+            found.device,
+            subject,
+            READING_TYPE,
+            found.content_type,
+            topic,
+            found.variables,
+            self._structured(found),
         )
         return ResolvedTopic(
             series,
@@ -77,3 +85,8 @@ class ResolvedTopics:
             payload_time.reader(found.time, found.identity, found.content_type),
             found.time_error_us,
         )
+
+    def _structured(self, found: Destination) -> StructuredEvents | None:
+        if found.envelope == "binary" and not self._has_latest:
+            return None
+        return StructuredEvents(found.envelope == "structured", found.envelope == "both", found.all_variables)

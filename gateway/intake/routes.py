@@ -1,13 +1,14 @@
 """Finds the Kafka topic and key of a reading from the topic it came in on."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from gateway.clock.arrival_buckets import LEAST_DELAY_US
 from gateway.intake.escaped_names import escape
-from gateway.record_contract import DEVICE_NAME, INTERNAL_PREFIX, KAFKA_TOPIC, NAME_RULE
-from gateway.settings import GatewaySettings, Oscillator, PayloadIdentity, RouteSettings, TimeSource
+from gateway.record_contract import DEVICE_NAME, INTERNAL_PREFIX, KAFKA_TOPIC, NAME_RULE, attribute_of
+from gateway.settings import Envelope, GatewaySettings, Oscillator, PayloadIdentity, RouteSettings, TimeSource
 
 NO_ROUTE = "no-route"
 """Reason to refuse a topic that no template matches."""
@@ -60,6 +61,10 @@ class Destination:
     variables: tuple[tuple[str, str], ...] = field(default=(), compare=False)
     """The route's variables as the topic has them; none if device and Kafka topic show them all. If routes differ in
     nothing else, those of the first route count."""
+    all_variables: tuple[tuple[str, str], ...] = field(default=(), compare=False)
+    """The route's variables, even if device and Kafka topic show them all."""
+    envelope: Envelope = "binary"
+    """Form of the records."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +112,8 @@ class Route:
             of.oscillator,
             int(of.least_delay_ms * 1000),
             () if are_shown else tuple(variables.items()),
+            tuple(variables.items()),
+            of.envelope,
         )
 
 
@@ -148,6 +155,9 @@ def _check_variables(settings: RouteSettings, names: Sequence[str]) -> None:
         )
     if len(set(names)) != len(names):
         raise RouteError("topic", f"{topic} holds a variable twice")
+    attributes = Counter(attribute_of(name) for name in names)
+    if settings.envelope != "binary" and any(count > 1 for count in attributes.values()):
+        raise RouteError("topic", f"{topic}: two of its variables differ in '_' alone, and are one name in an event")
     if settings.names == "escape" and not names:
         raise RouteError("names", f"{topic} holds no variable, so that there is no name to escape; remove names")
     for setting, template in (("kafka", settings.kafka), ("key", settings.key)):
@@ -197,6 +207,8 @@ class RouteTable:
     """The gateway's own topics, as no sensor may speak for it."""
     serial_topic: re.Pattern[str] | None = None
     """Pattern of topics that `serial.topic` makes, with the group `device`."""
+    is_latest: Callable[[str], bool] = lambda _: False
+    """Whether a Kafka topic is one of last readings. It is compacted, so it would lose a route's readings."""
 
     def serial_device(self, topic: str) -> str:
         """The device of a topic that `serial.topic` made; empty for any other topic."""
@@ -222,7 +234,8 @@ class RouteTable:
             return Refusal("ambiguous-route")
         (match,) = found
         if isinstance(match, Destination):
-            if match.kafka_topic in self.reserved_topics or match.kafka_topic.startswith(INTERNAL_PREFIX):
+            topic = match.kafka_topic
+            if topic in self.reserved_topics or topic.startswith(INTERNAL_PREFIX) or self.is_latest(topic):
                 return Refusal("kafka-topic-reserved")
             if writer is not None and writer != match.device:
                 return Refusal("not-the-writers-device")
@@ -234,11 +247,12 @@ def compile_routes(
     fallback_topic: str | None,
     reserved_topics: frozenset[str],
     serial_topic: str | None = None,
+    is_latest: Callable[[str], bool] = lambda _: False,
 ) -> RouteTable:
     """Compile all templates; `serial_topic` is `serial.topic`. Raises RouteError for the first that cannot work."""
     compiled = tuple(compile_route(route) for route in routes)
     of_serial = None if serial_topic is None else _serial_pattern(serial_topic)
-    return RouteTable(compiled, fallback_topic, reserved_topics, of_serial)
+    return RouteTable(compiled, fallback_topic, reserved_topics, of_serial, is_latest)
 
 
 def _serial_pattern(template: str) -> re.Pattern[str]:

@@ -48,22 +48,23 @@ def _zigzag_varint(number: int) -> bytes:
 _VARINTS = tuple(_zigzag_varint(number) for number in range(8192))
 
 
-def _varint(number: int) -> bytes:
+def varint(number: int) -> bytes:
+    """A number as `_zigzag_varint` encodes it."""
     return _VARINTS[number] if number < len(_VARINTS) else _zigzag_varint(number)
 
 
-def _string(value: bytes) -> bytes:
+def string(value: bytes) -> bytes:
     """A string with its length before it. Keys, values, and headers' names and values have this form."""
-    return _varint(len(value)) + value
+    return varint(len(value)) + value
 
 
 def _name(text: str) -> bytes:
     """A header's name; its value follows."""
-    return _string(text.encode())
+    return string(text.encode())
 
 
 def _header(name: bytes, value: str) -> bytes:
-    return name + _string(value.encode())
+    return name + string(value.encode())
 
 
 _SPEC_VERSION, _ID, _SOURCE, _TYPE, _SUBJECT, _TIME, _TIME_ERROR, _TIME_QUALITY, *_REST = map(_name, HEADERS)
@@ -75,21 +76,21 @@ _COUNTER, _DOUBT, _BOOT_TIME_ERROR = map(_name, (COUNTER_HEADER, DOUBT_HEADER, B
 @lru_cache(maxsize=16)
 def _quality(word: str) -> bytes:
     """The header of how a time was obtained, and the beginning of the next header: the time of receipt follows."""
-    return _header(_TIME_QUALITY, word) + _RECEIVED_TIME + _varint(_RFC3339_BYTES)
+    return _header(_TIME_QUALITY, word) + _RECEIVED_TIME + varint(_RFC3339_BYTES)
 
 
 @lru_cache(maxsize=16)
 def _until_id(prefix: bytes) -> tuple[bytes, ...]:
     """The beginning of a lane's records, up to the sequence that ends their id; by the sequence's number of digits."""
     specversion = _header(_SPEC_VERSION, "1.0") + _ID
-    return tuple(specversion + _varint(len(prefix) + digits) + prefix for digits in range(_SEQUENCE_DIGITS_MAX + 1))
+    return tuple(specversion + varint(len(prefix) + digits) + prefix for digits in range(_SEQUENCE_DIGITS_MAX + 1))
 
 
 @lru_cache(maxsize=4096)
 def _estimated(error_us: int) -> bytes:
     """The headers of an estimated time's bound and quality, up to the time of receipt that follows."""
     error_us = min(error_us, TIME_ERROR_UNKNOWN_US)
-    return _TIME_ERROR + _string(b"%d" % error_us) + _quality("estimated")
+    return _TIME_ERROR + string(b"%d" % error_us) + _quality("estimated")
 
 
 class RecordEncoder:
@@ -137,14 +138,14 @@ class RecordEncoder:
         self.boot_id = lane.boot_id
         self._of_gateway = series.is_of_gateway
         self._limits = TimeLimits.of(gateway)
-        self._encoded_key = _string(self.key)
+        self._encoded_key = string(self.key)
         self._until_id = _until_id(f"{lane.buffer_id}-{lane.name}-".encode())
         self._from_source_to_time = (
             _header(_SOURCE, f"/{gateway.namespace}/{gateway.id}")
             + _header(_TYPE, series.type)
             + _header(_SUBJECT, series.subject)
             + _TIME
-            + _varint(_RFC3339_BYTES)
+            + varint(_RFC3339_BYTES)
         )
         self._from_gatewayboot_to_boottime = _header(_GATEWAY_BOOT, lane.boot_id) + _BOOT_TIME
         self._from_lane_to_lanesequence = _header(_LANE, lane.name) + _LANE_SEQUENCE
@@ -222,9 +223,9 @@ class RecordEncoder:
             (
                 # Attributes, and the distance from the batch's timestamp: both 0.
                 b"\0\0",
-                _varint(offset),
+                varint(offset),
                 self._encoded_key,
-                _varint(len(payload)),
+                varint(len(payload)),
                 payload,
                 _VARINTS[headers],
                 self._until_id[digits],
@@ -237,7 +238,7 @@ class RecordEncoder:
                 number,
             )
         )
-        return _varint(len(record)) + record
+        return varint(len(record)) + record
 
     def _is_estimated(self, event_us: int, times: BootTimes) -> bool:
         """Whether a boot time goes out as an estimated wall time."""
@@ -307,7 +308,7 @@ class RecordEncoder:
                 error_us, quality = time_quality(datum, clock, of_gateway=self._of_gateway)
             else:
                 error_us, quality = datum.event_error_us, DEVICE
-            self._from_timeerror_to_receivedtime = _TIME_ERROR + _string(b"%d" % error_us) + _quality(quality)
+            self._from_timeerror_to_receivedtime = _TIME_ERROR + string(b"%d" % error_us) + _quality(quality)
             # The gateway does not correct a sensor's own time.
             is_final = clock.synced or device_time_us is not None
             self._boottime_error = b"" if is_final else _boottime_error(datum, of_gateway=self._of_gateway)

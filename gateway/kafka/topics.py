@@ -306,7 +306,11 @@ async def _create(
     The admin client itself asks the controller alone, as long as it takes, and fails if Metadata names none. Any broker
     hands the request on to the controller. Only brokers of a cluster with ZooKeeper do not, and say so.
     """
-    new: list[Any] = [(topic, settings.partitions, replicas, [], list(config.items())) for topic in topics]
+    compacted = {**config, CLEANUP_POLICY: "compact"}
+    new: list[Any] = [
+        (topic, settings.partitions, replicas, [], list((compacted if settings.is_latest(topic) else config).items()))
+        for topic in topics
+    ]
     patience_s = min(ANSWER_S_MAX, settings.request_timeout_s)
     # The cluster should give up before this box does, and say so.
     timeout_ms = int(patience_s * 1000 / 2)
@@ -413,14 +417,16 @@ def judge(
     topic: str, config: Config, partitions: Sequence[Partition], brokers: frozenset[int], settings: KafkaSettings
 ) -> TopicVerdict:
     """Judge a topic by its settings and partitions (at least one). `brokers` are all of the cluster, up or down."""
-    refusals = [*_stamped_wrongly(topic, config, settings), *_deletes(topic, config, settings)]
+    is_latest = settings.is_latest(topic)
+    keeps = _is_not_compacted if is_latest else _deletes
+    refusals = [*_stamped_wrongly(topic, config, settings), *keeps(topic, config, settings)]
     refusals += _refuses(topic, config, partitions, settings)
     if refusals:
         return replace(refusals[0], hint="; ".join(refusal.hint for refusal in refusals))
     flaws = (
-        *_one_disk(topic, config, partitions, brokers, settings),
+        *(() if is_latest else _one_disk(topic, config, partitions, brokers, settings)),
         *_out_of_sync(config, partitions),
-        *_deletes_by_size(topic, config, settings),
+        *(() if is_latest else _deletes_by_size(topic, config, settings)),
         *_refuses_large(topic, config, settings),
     )
     return TopicVerdict(
@@ -480,6 +486,17 @@ def _deletes(topic: str, config: Config, settings: KafkaSettings) -> Iterator[To
             "outage sends within seconds: its first readings would be deleted while the last are being sent; take the "
             f"bound away: {_alter(topic, settings, f'{RETENTION_BYTES}=-1')}, or make it {size(RETENTION_BYTES_MIN)} "
             "at the very least",
+        )
+
+
+def _is_not_compacted(topic: str, config: Config, settings: KafkaSettings) -> Iterator[TopicVerdict]:
+    """The verdict on a topic of last readings that would delete the last reading of a device that fell silent."""
+    if _policies(config) != {"compact"}:
+        yield TopicVerdict(
+            topic,
+            "topic-not-compacted",
+            f"its {CLEANUP_POLICY} is {config.get(CLEANUP_POLICY)}, and kafka.latest_topic is for the last reading of "
+            f"each device, however old; set it: {_alter(topic, settings, f'{CLEANUP_POLICY}=compact')}",
         )
 
 
@@ -584,6 +601,8 @@ def _summary(config: Config, partitions: Sequence[Partition]) -> str:
     least = _number(config, MIN_IN_SYNC)
     in_sync = f", {least} of which must have each reading" if least is not None and replicas > 1 else ""
     kept = f"keeps readings for {span((kept_ms or 0) / 1000)}" if deletes else "keeps readings for ever"
+    if "compact" in _policies(config):
+        kept = "keeps the last reading of each device"
     return f"stamps records itself (LogAppendTime), {kept}, {_count(replicas, 'replica')}{in_sync}"
 
 

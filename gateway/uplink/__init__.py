@@ -1,1 +1,1 @@
-"""The way to Kafka: order of rows, rounds, quota, heartbeat, redrive."""
+"""The way to Kafka: order of rows, rounds, echoes in further topics, quota, heartbeat, redrive."""

@@ -2,8 +2,8 @@
 
 import sys
 import time
-from collections import defaultdict
-from collections.abc import Sequence
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 from operator import attrgetter
@@ -11,7 +11,7 @@ from operator import attrgetter
 from msgspec.structs import replace
 
 from gateway.buffer.buffer import Buffer
-from gateway.buffer.rows import TICK_VOID, Row, Series
+from gateway.buffer.rows import TICK_VOID, Lane, Row, Series
 from gateway.clock.gateway_clock import BootTimes
 from gateway.clock.sensor_clock import DeviceClock
 from gateway.clock.sensor_clocks import DeviceClocks
@@ -19,8 +19,10 @@ from gateway.host.long_work import LongWork
 from gateway.kafka.batch import HEADER_BYTES, EncodedBatch
 from gateway.kafka.record import RecordEncoder
 from gateway.kafka.session import BATCH_BYTES_MAX, USABLE_S, KafkaSession
+from gateway.kafka.structured_record import StructuredEncoder
 from gateway.kafka.topics import BEING_MADE, TopicVerdict
 from gateway.settings import GatewaySettings, KafkaSettings
+from gateway.uplink.echoes import LEFT_OUT, Echo, OwedRows, echo_topics, structured_of
 from gateway.uplink.memory import NO_PARTITION, Memory, Partition
 from gateway.uplink.redrive import TOO_LARGE_FOR_TOPIC
 from gateway.uplink.supply import Supply
@@ -34,6 +36,7 @@ ROUTES_MAX = 15_000
 STEP_ROWS = 20
 """Rows that are encoded between two calls of `LongWork.step`."""
 
+Encoder = RecordEncoder | StructuredEncoder
 Aside = list[tuple[Row, str]]
 """Rows that cannot be sent, each with the quarantine's reason."""
 
@@ -42,17 +45,28 @@ Aside = list[tuple[Row, str]]
 class _Route:
     """The destination of one series in one lane, and the encoder of its rows."""
 
-    encoder: RecordEncoder
+    encoder: Encoder
     partition: Partition
     topic_bytes_max: int
     """Bytes of the largest batch that the topic takes."""
     series: Series
+    echoes: tuple[Echo, ...] = ()
+    leaves_out: bool = False
+    """Whether the topic of its structured events is refused."""
+
+    @property
+    def partitions(self) -> tuple[Partition, ...]:
+        """All partitions that must have its rows."""
+        return (self.partition, *(echo.partition for echo in self.echoes))
 
 
 @dataclass(slots=True)
 class Outgoing:
     """A round's batches for one partition, in order, each with its rows."""
 
+    partition: Partition
+    is_echo: bool = False
+    """Whether the rows have their own topic elsewhere: see `echoes`."""
     batches: list[tuple[EncodedBatch, list[Row]]] = field(default_factory=list)
     acknowledged: int = 0
     """Number of batches that Kafka has acknowledged."""
@@ -72,8 +86,15 @@ class Batcher:
         kafka: KafkaSettings,
         memory: Memory,
         clocks: DeviceClocks,
+        counts: Counter[str],
     ) -> None:
-        """`clocks` are the sensors' clocks. They also date readings that came in before their clock was known."""
+        """`clocks` are the sensors' clocks. They also date readings that came in before their clock was known.
+
+        `counts` are those of heartbeats.
+        """
+        self._counts = counts
+        self.owed = OwedRows()
+        memory.last_readings.begin_session(supply.buffer_id)
         self._clocks = clocks
         self._session = session
         self._buffer = buffer
@@ -96,12 +117,14 @@ class Batcher:
 
     def forget(self, topic: str) -> None:
         """Drop the routes to a topic that has changed, so that its rows are routed anew."""
-        self._routes = {of: route for of, route in self._routes.items() if route.partition[0] != topic}
+        self._routes = {
+            of: route for of, route in self._routes.items() if all(topic != each for each, _ in route.partitions)
+        }
 
-    def partition_of(self, row: Row) -> Partition | None:
-        """The partition that a row goes to; None if the row has no route yet."""
+    def partitions_of(self, row: Row) -> tuple[Partition, ...]:
+        """The partitions that a row goes to; none if the row has no route yet."""
         route = self._routes.get((row.lane, row.series))
-        return None if route is None else route.partition
+        return () if route is None else route.partitions
 
     async def encode(self, rows: Sequence[Row], outgoing: dict[Partition, Outgoing], aside: Aside) -> None:
         """Add rows to the batches of their partitions, and rows that cannot be sent to `aside`, with the reason.
@@ -125,15 +148,42 @@ class Batcher:
                 of_key.append((route, run))
         await self._find_clocks({self._routes[of].encoder.boot_id for of, _ in runs if of in self._routes})
         for partition, keys in by_key.items():
-            out = outgoing.setdefault(partition, Outgoing())
+            out = outgoing.setdefault(partition, Outgoing(partition))
+            out.is_echo = False
             rows_max = self._memory.rows_max(partition)
             for route, of_route in (each for runs in keys.values() for each in runs):
-                times = self._times[route.encoder.boot_id]
+                times, set_aside = self._times[route.encoder.boot_id], len(aside)
                 for begins in range(0, len(of_route), STEP_ROWS):
                     await work.step()
-                    self._encode_run(route, of_route[begins : begins + STEP_ROWS], times, rows_max, out, aside)
+                    self._encode_run(route, route, of_route[begins : begins + STEP_ROWS], times, rows_max, out, aside)
+                if route.echoes or route.leaves_out:
+                    await self._encode_echoes(route, without_aside(of_route, aside[set_aside:]), outgoing, work)
             if not out.batches:
                 del outgoing[partition]
+
+    async def _encode_echoes(
+        self, route: _Route, rows: list[Row], outgoing: dict[Partition, Outgoing], work: LongWork
+    ) -> None:
+        """Add the echoes of rows that go to their own topic in this round."""
+        self.owed.begin(rows)
+        left_out = len(rows) if route.leaves_out else 0
+        for echo in route.echoes:
+            partition, some = echo.partition, rows
+            if echo.is_latest:
+                last = self._memory.last_readings
+                some = rows[-1:] if rows and last.is_news(partition[0], echo.encoder.key, rows[-1]) else []
+            out = outgoing.setdefault(partition, Outgoing(partition, is_echo=True))
+            times, rows_max = self._times[route.encoder.boot_id], self._memory.rows_max(partition)
+            too_large: Aside = []
+            for begins in range(0, len(some), STEP_ROWS):
+                await work.step()
+                self._encode_run(route, echo, some[begins : begins + STEP_ROWS], times, rows_max, out, too_large)
+            left_out += 0 if echo.is_latest else len(too_large)
+            self.owed.owe(without_aside(some, too_large), partition, route.partition)
+            if not out.batches:
+                del outgoing[partition]
+        if left_out:
+            self._counts[LEFT_OUT] += left_out
 
     async def _find_clocks(self, boot_ids: set[str]) -> None:
         """Look up the clocks of boots. If a clock is unknown, first store that its records are owed a correction."""
@@ -149,13 +199,14 @@ class Batcher:
     def _encode_run(  # noqa: PLR0913, PLR0917 - the inner loop
         self,
         route: _Route,
+        way: _Route | Echo,
         run: list[Row],
         times: BootTimes,
         rows_max: int,
         out: Outgoing,
         aside: Aside,
     ) -> None:
-        encode, topic_bytes_max = route.encoder.encode, route.topic_bytes_max
+        encode, topic_bytes_max = way.encoder.encode, way.topic_bytes_max
         record_bytes_max, bytes_max = self._kafka.record_bytes_max, min(BATCH_BYTES_MAX, topic_bytes_max)
         batch, batch_rows = out.batches[-1] if out.batches else self._begin_batch(out)
         records = batch.records
@@ -206,7 +257,7 @@ class Batcher:
     async def _find_routes(self, rows_of: set[tuple[int, int]], work: LongWork) -> dict[tuple[int, int], str]:
         """Find routes for lanes and series, asking about all topics at once. Returns the reason for each that has none.
 
-        Rows of a topic that waits get a route without a partition (`NO_PARTITION`).
+        If one of their topics waits, rows get a route without a partition (`NO_PARTITION`).
         """
         wanted = rows_of - self._routes.keys()
         if not wanted:
@@ -221,15 +272,21 @@ class Batcher:
         for of in wanted:
             await work.step()
             topics[of] = await self.topics(*of)
+        beside = {of: echo_topics(await self._supply.series(of[1]), self._kafka) for of in wanted}
         verdicts = await self._memory.verdicts.of_all(
-            self._session.admin, sorted({topic for possible in topics.values() for topic in possible})
+            self._session.admin,
+            sorted({topic for each in (topics, beside) for some in each.values() for topic in some}),
         )
         chosen = {}
+        echoed = {}
         for of, possible in topics.items():
             await work.step()
             device = (await self._supply.series(of[1])).device
             chosen[of] = _first_usable([self._memory.new_topics.asked(verdicts[topic], device) for topic in possible])
-        await self._session.write_to({verdict.topic for verdict in chosen.values() if verdict.usable})
+            asked = [self._memory.new_topics.asked(verdicts[topic], device) for topic in beside[of]]
+            echoed[of] = [verdict for verdict in asked if verdict.usable or verdict.waits]
+        usable = [*chosen.values(), *(verdict for of_route in echoed.values() for verdict in of_route)]
+        await self._session.write_to({verdict.topic for verdict in usable if verdict.usable})
         refused = {}
         for of, verdict in chosen.items():
             await work.step()
@@ -237,13 +294,28 @@ class Batcher:
                 refused[of] = verdict.reason
                 continue
             lane, series = await self._supply.lane(of[0]), await self._supply.series(of[1])
-            encoder = RecordEncoder(self._gateway, lane, series)
-            if verdict.waits:
-                self._routes[of] = _Route(encoder, (verdict.topic, NO_PARTITION), sys.maxsize, series)
+            encoder = self._encoder(lane, series)
+            waiting = next((each for each in (verdict, *echoed[of]) if each.waits), None)
+            if waiting is not None:
+                self._routes[of] = _Route(encoder, (waiting.topic, NO_PARTITION), sys.maxsize, series)
                 continue
             partition = verdict.topic, await self._session.partition(verdict.topic, encoder.key)
-            self._routes[of] = _Route(encoder, partition, verdict.batch_bytes_max, series)
+            echoes = [await self._echo(each, lane, series, beside[of]) for each in echoed[of]]
+            taken = {each.topic for each in echoed[of]}
+            leaves_out = any(topic not in taken for topic, is_latest in beside[of].items() if not is_latest)
+            self._routes[of] = _Route(encoder, partition, verdict.batch_bytes_max, series, tuple(echoes), leaves_out)
         return refused
+
+    async def _echo(self, verdict: TopicVerdict, lane: Lane, series: Series, latest: Mapping[str, bool]) -> Echo:
+        """The echo for a topic. `latest` tells whether a topic gets last readings alone."""
+        encoder, topic = StructuredEncoder(self._gateway, lane, series, structured_of(series)), verdict.topic
+        partition = topic, await self._session.partition(topic, encoder.key)
+        return Echo(encoder, partition, verdict.batch_bytes_max, latest[topic])
+
+    def _encoder(self, lane: Lane, series: Series) -> Encoder:
+        if series.structured is not None and series.structured.instead:
+            return StructuredEncoder(self._gateway, lane, series, series.structured)
+        return RecordEncoder(self._gateway, lane, series)
 
     async def topics(self, lane_number: int, series_number: int) -> list[str]:
         """The topics that rows may go to, the best first: that of the backlog if it has one, then the series' topic."""
@@ -274,6 +346,14 @@ class Batcher:
         self._routes.clear()
         self._supply.pass_over()
         return True
+
+
+def without_aside(rows: list[Row], aside: Aside) -> list[Row]:
+    """The rows that are not set aside."""
+    if not aside:
+        return rows
+    places = {(row.lane, row.sequence) for row, _ in aside}
+    return [row for row in rows if (row.lane, row.sequence) not in places]
 
 
 def _first_usable(verdicts: Sequence[TopicVerdict]) -> TopicVerdict:

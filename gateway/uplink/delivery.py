@@ -13,7 +13,7 @@ from gateway.reading import BufferFileError
 from gateway.uplink.batches import Outgoing
 from gateway.uplink.direct import DirectTopics
 from gateway.uplink.link_rate import Passage
-from gateway.uplink.memory import Memory, Partition
+from gateway.uplink.memory import NO_OFFSET, Memory, Partition
 from gateway.uplink.parked import Parked, ParkedPartitions, end_tasks
 from gateway.uplink.supply import Supply
 
@@ -66,9 +66,12 @@ class Delivery:
             self._park(partition, Parked(started_s, tasks.pop(partition), outgoing[partition]), None)
         if not tasks:
             return {}
-        batches = [batch for partition in tasks for batch, _ in outgoing[partition].batches]
+        batches, echoes = (
+            [batch for each in tasks if outgoing[each].is_echo is is_echo for batch, _ in outgoing[each].batches]
+            for is_echo in (False, True)
+        )
         try:
-            pending, passage = await self._wait_for_answers(tasks, batches)
+            pending, passage = await self._wait_for_answers(tasks, [*batches, *echoes])
         except asyncio.CancelledError:
             await end_tasks(tasks.values())
             raise
@@ -76,7 +79,7 @@ class Delivery:
         leaderless = [each for each in tasks if tasks[each] in pending and not self._session.has_leader(*each)]
         if len(pending) == len(tasks) > len(leaderless):
             await end_tasks(tasks.values())
-            self._memory.learn(batches, None)
+            self._memory.learn(batches, None, echoes)
             for partition in tasks:
                 self._memory.trouble(partition, pauses=False)
             raise TimeoutError(f"no answer from Kafka within {seconds:.0f} s")
@@ -85,7 +88,7 @@ class Delivery:
             self._park(partition, Parked(started_s, tasks.pop(partition), outgoing[partition]), why)
         errors = {partition: error for partition, task in tasks.items() if (error := error_of(task)) is not None}
         if not pending and not errors:
-            self._memory.learn(batches, passage)
+            self._memory.learn(batches, passage, echoes)
         if len(errors) < len(tasks):
             self._on_answer()
         return errors
@@ -122,11 +125,15 @@ class Delivery:
         for batch, rows in out.batches:
             begun_s = time.monotonic()
             offset = await self._session.send(*partition, batch)
-            self._direct.answered(partition[0], time.monotonic() - begun_s)
-            self._memory.acknowledged(partition, offset, len(batch.records))
+            if out.is_echo:
+                self._memory.last_readings.taken(partition[0], rows)
+            else:
+                self._direct.answered(partition[0], time.monotonic() - begun_s)
+            # Heartbeats name no offset of a topic of echoes, as nobody needs to read that.
+            self._memory.acknowledged(partition, NO_OFFSET if out.is_echo else offset, len(batch.records))
             self._memory.answered(partition, rows)
             out.acknowledged += 1
-            if self._checks.waiting:
+            if self._checks.waiting and not out.is_echo:
                 # The batch has arrived. If a lane cannot be looked up, the partition is not to blame.
                 with suppress(BufferFileError):
                     lanes = [await self._supply.lane(row.lane) for row in rows]

@@ -19,6 +19,7 @@ from gateway.kafka.session import BATCH_BYTES_MAX, TopicVerdicts
 from gateway.kafka.topics import TopicVerdict
 from gateway.reading import Mark
 from gateway.settings import KafkaSettings
+from gateway.uplink.echoes import LastReadings
 from gateway.uplink.link_rate import LinkRate, Passage
 from gateway.uplink.new_topics import NewTopics
 from gateway.uplink.quota import DAY_S, UplinkBudget
@@ -57,6 +58,8 @@ OFFSETS_MAX = 20_000
 
 Partition = tuple[str, int]
 """Topic and number of the partition."""
+NO_OFFSET = -1
+"""Stands for an offset that is not known, or not to be told."""
 NO_PARTITION = -1
 """Stands for the number while a topic waits: it does not exist yet, or cannot be judged just now."""
 
@@ -109,6 +112,7 @@ class Memory:
         """By file, lane and sequence: why a broker refused a row that the disk did not take."""
         self.quick: set[str] = set()
         """Topics for which a broker answered in good time when it was last asked."""
+        self.last_readings = LastReadings()
         self._ratio = 1.0 if kafka.compression == "none" else RATIO_FIRST
         self._suspects: dict[Partition, _Suspect] = {}
         self._troubles: dict[Partition, _Trouble] = {}
@@ -149,12 +153,18 @@ class Memory:
             wire = wire if allowance is None else min(wire, allowance)
         return wire * self._ratio
 
-    def learn(self, batches: Iterable[EncodedBatch], passage: Passage | None) -> None:
-        """Learn from acknowledged batches, and how they came through. If `passage` is None, they were given up."""
-        sizes = [(batch.bytes, batch.wire_bytes) for batch in batches if batch.wire_bytes is not None]
-        raw_bytes, wire_bytes = sum(raw for raw, _ in sizes), sum(wire for _, wire in sizes)
-        if wire_bytes:
-            ratio = max(1.0, raw_bytes / wire_bytes)
+    def learn(
+        self, batches: Iterable[EncodedBatch], passage: Passage | None, echoes: Iterable[EncodedBatch] = ()
+    ) -> None:
+        """Learn from acknowledged batches, and how they came through. If `passage` is None, they were given up.
+
+        Rounds are measured by rows, so the bytes of `echoes` count as part of what their rows' own batches cost.
+        """
+        sent = [batch for batch in batches if batch.wire_bytes is not None]
+        raw_bytes = sum(batch.bytes for batch in sent)
+        wire_bytes = sum(batch.wire_bytes or 0 for each in (sent, echoes) for batch in each)
+        if raw_bytes and wire_bytes:
+            ratio = raw_bytes / wire_bytes
             # If data compress worse than assumed, rounds become too large. So that is believed at once.
             self._ratio = min(ratio, self._ratio + (ratio - self._ratio) / 4)
         if passage is None:
@@ -226,7 +236,7 @@ class Memory:
     # -- partitions and topics ------------------------------------------------------------------
 
     def acknowledged(self, partition: Partition, offset: int, records: int) -> None:
-        """Note that a partition has taken a batch at `offset`; -1 if the broker had it already and names no offset."""
+        """Note that a partition has taken a batch at `offset`; `NO_OFFSET` if the broker had it already."""
         topic, number = partition
         if offset >= 0 and (partition in self.offsets or len(self.offsets) < OFFSETS_MAX):
             self.offsets[partition] = offset + records

@@ -26,8 +26,8 @@ from gateway.intake.front_door import FrontDoor
 from gateway.kafka.topics import BEYOND_ALL, TopicVerdict, forbidden_hint
 from gateway.reading import BufferFileError, Doubt
 from gateway.settings import KafkaSettings
-from gateway.uplink.batches import Aside, Batcher
-from gateway.uplink.memory import Memory, Partition
+from gateway.uplink.batches import Aside, Batcher, Outgoing
+from gateway.uplink.memory import Memory
 from gateway.uplink.redrive import TOPIC_REFUSING
 from gateway.uplink.supply import Supply
 
@@ -121,12 +121,13 @@ class RefusedRecords:
     def _place(self, row: Row) -> tuple[str, int, int]:
         return self._supply.buffer_id, row.lane, row.sequence
 
-    async def narrow_down(self, partition: Partition, rows: Sequence[Row], error: BaseException) -> None:
+    async def narrow_down(self, out: Outgoing, rows: Sequence[Row], error: BaseException) -> None:
         """Find the record that a partition refuses: halve the rows that it is sent until the record stands alone.
 
-        `rows` are those of the refused batch.
+        `rows` are those of the refused batch of `out`. If they are echoes, none is set aside, because their own topic
+        may take them: the topic of echoes is left alone for a while.
         """
-        topic = partition[0]
+        partition, topic = out.partition, out.partition[0]
         if isinstance(error, TopicAuthorizationFailedError):
             self._memory.condemn(TopicVerdict(topic, TOPIC_FORBIDDEN, forbidden_hint(topic, self._kafka)))
         elif len(rows) > 1 or (
@@ -135,6 +136,8 @@ class RefusedRecords:
             isinstance(error, MessageSizeTooLargeError) and not self._memory.is_suspect(partition)
         ):
             self._memory.suspect(partition, len(rows))
+        elif out.is_echo:
+            self._memory.condemn(TopicVerdict(topic, TOPIC_REFUSING, named(error)))
         else:
             refused, reason = self._memory.refused, f"broker-refused: {type(error).__name__}"
             if len(refused) < KNOWN_MAX:

@@ -66,7 +66,9 @@ class Rounds:
         timeout_s = kafka.request_timeout_s
         self._parked = ParkedPartitions(session, memory, timeout_s, timeout_s * PATIENCE_SHARE)
         self._supply = Supply(buffer, kafka, self._parked.under_way, self._new_clocks)
-        self._batcher = Batcher(session, buffer, self._supply, gateway, kafka, memory, front_door.clocks)
+        self._batcher = Batcher(
+            session, buffer, self._supply, gateway, kafka, memory, front_door.clocks, front_door.counts
+        )
         self._linger_s = kafka.linger_s
         self._direct = DirectTopics(session, buffer, self._supply.buffer_id, kafka, memory)
         self._delivery = Delivery(
@@ -163,6 +165,7 @@ class Rounds:
         if aside or errors or is_cut or self._parked:
             self._settle_acknowledged(outgoing.values())
         else:
+            self._batcher.owed.clear()
             for rows in (live, backlog):
                 self._settle(rows)
         if is_cut:
@@ -225,7 +228,7 @@ class Rounds:
         rows: list[Row] = []
         for out in outgoing:
             for _, batch_rows in out.batches[out.settled : out.acknowledged]:
-                rows += batch_rows
+                rows += self._batcher.owed.acknowledged(out.partition, batch_rows)
             out.settled = out.acknowledged
         self._settle(sorted(rows, key=attrgetter("lane", "sequence")))
 
@@ -239,7 +242,7 @@ class Rounds:
     async def _bear(self, partition: Partition, out: Outgoing, error: BaseException) -> NewSession:
         """Handle an error of a partition. It ends the session, as the producer's state of the partition is void."""
         if isinstance(error, REFUSALS):
-            await self._refused.narrow_down(partition, out.batches[out.acknowledged][1], error)
+            await self._refused.narrow_down(out, out.batches[out.acknowledged][1], error)
             return NewSession(named(error), is_refusal=True)
         self._let_go({partition: out})
         self._memory.trouble(partition, pauses=True)
@@ -249,7 +252,7 @@ class Rounds:
     # -- partitions that take nothing at present ------------------------------------------------
 
     def _may_go(self, row: Row) -> bool:
-        return self._batcher.partition_of(row) not in self._parked
+        return self._parked.keys().isdisjoint(self._batcher.partitions_of(row))
 
     async def _see_to_parked(self) -> NewSession | None:
         """Let partitions go on that may be tried again. Returns why the session ends if batches there went wrong."""

@@ -62,7 +62,7 @@ _FILES = frozenset(
 """Settings that name files, which `check_machine` checks."""
 _VARIABLE = re.compile(r"\{[a-z][a-z0-9_]*\}")
 _TOPIC = "{topic}"
-"""Variable of `kafka.backlog_topic`, for the topic whose backlog it names."""
+"""Variable of `kafka.backlog_topic` and other templates, for the topic that they make a further topic from."""
 
 
 async def check_kafka(settings: Settings, *, create: bool) -> list[Finding]:
@@ -334,33 +334,41 @@ def wanted_topics(settings: Settings, existing: set[str]) -> set[str]:
     """Names of the topics that this gateway is known to write to.
 
     These are its own topics, topics of routes without variables, and existing topics that other routes could make.
-    With `kafka.backlog_topic`, the backlogs of readings' topics are added. A template that neither begins nor ends with
-    text adds nothing, because it would match topics of others.
+    The further topics of readings' topics are added: of backlogs, of structured events, of last readings. A template
+    that neither begins nor ends with text adds nothing, because it would match topics of others.
     """
     kafka = settings.kafka
     streams = set() if settings.fallback_topic is None else {settings.fallback_topic}
-    backlogs: set[str] = set()
+    further: set[str] = set()
+    echoed: set[str] = set()
+    templates = [each for each in (kafka.backlog_topic, kafka.structured_topic, kafka.latest_topic) if each is not None]
     for route in settings.routes:
         first, *rest = _VARIABLE.split(route.kafka)
+        of_route: set[str] = set()
         if not rest:
-            streams.add(route.kafka)
+            of_route = {route.kafka}
         elif first or rest[-1]:
             made = {name for name in existing if _can_make(first, rest, name) and not name.startswith(INTERNAL_PREFIX)}
             # `device-{stream}` also matches the names of its own backlogs. A backlog has no backlog of its own.
-            backlogs |= {name for name in made if _can_make(first, rest, _stream_of(name, kafka.backlog_topic))}
-            streams |= made - backlogs
-    if kafka.backlog_topic is not None:
-        backlogs |= {kafka.backlog_topic.replace(_TOPIC, name) for name in streams}
-    return {kafka.events_topic, kafka.quarantine_topic} | streams | backlogs
+            further |= {
+                name for name in made for template in templates if _can_make(first, rest, _stream_of(name, template))
+            }
+            of_route = made - further
+        streams |= of_route
+        if route.envelope == "both":
+            echoed |= of_route
+    further |= {kafka.structured_topic.replace(_TOPIC, name) for name in echoed}
+    for template in (kafka.backlog_topic, kafka.latest_topic):
+        if template is not None:
+            further |= {template.replace(_TOPIC, name) for name in streams}
+    return {kafka.events_topic, kafka.quarantine_topic} | streams | further
 
 
-def _stream_of(name: str, backlog_topic: str | None) -> str:
-    """Topic whose backlog a name is, by the name's shape; empty if the name is no backlog's."""
-    if backlog_topic is None:
-        return ""
-    before, _, after = backlog_topic.partition(_TOPIC)
-    is_backlog = name.startswith(before) and name.endswith(after)
-    return name[len(before) : len(name) - len(after)] if is_backlog else ""
+def _stream_of(name: str, template: str) -> str:
+    """Topic that a template makes a name from, by the name's shape; empty if the template does not make the name."""
+    before, _, after = template.partition(_TOPIC)
+    is_made = name.startswith(before) and name.endswith(after)
+    return name[len(before) : len(name) - len(after)] if is_made else ""
 
 
 def _can_make(first: str, rest: list[str], name: str) -> bool:

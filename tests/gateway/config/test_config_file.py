@@ -655,6 +655,31 @@ def test_no_route_leads_to_the_topic_of_commands() -> None:
     assert settings.commands.topic_of("gw1") in route_table(settings).reserved_topics
 
 
+@pytest.mark.parametrize(
+    ("lines", "words"),
+    [
+        ('structured_topic = "events"', '"events" must hold {topic} once, as in "structured-{topic}"'),
+        ('latest_topic = "{topic}"', "is the topic of live readings itself"),
+        ('latest_topic = "structured-{topic}"', "is kafka.structured_topic too, and is compacted"),
+        (
+            'latest_topic = "{topic}.x"\nbacklog_topic = "{topic}.x"',
+            "is kafka.backlog_topic too, and is compacted",
+        ),
+    ],
+)
+def test_further_topics_that_cannot_work(lines: str, words: str) -> None:
+    found = mistakes(with_kafka("", f"{lines}\n"))
+    assert any(words in message for _, message in found), found
+
+
+def test_a_topic_of_readings_is_none_of_last_readings() -> None:
+    text = with_kafka("", 'latest_topic = "latest-{topic}"\n')
+    assert parse(text, PATH).kafka.latest_topic == "latest-{topic}"
+    routed = text + '[[routes]]\ntopic = "a/{device}"\nkafka = "latest-a"\n'
+    ((_, message),) = mistakes(routed)
+    assert '"latest-a" is such a topic, and has a route\'s readings' in message
+
+
 def test_an_unknown_setting_cannot_act_on_the_terminal() -> None:
     assert mistakes(with_top('"\\u001b[2J" = 1')) == [
         (0, '"\\u001b[2J": there is no such setting; settings here are: ' + ", ".join(Settings.__struct_fields__))

@@ -285,6 +285,12 @@ def test_a_gateway_that_has_just_started_is_given_a_moment() -> None:
             "sluice check",
         ),
         (
+            {"uplink": dataclass_replace(UP, refused_topics={"structured-device-a": "it does not exist"})},
+            "warn",
+            "Kafka's topic structured-device-a is not written to: it does not exist.",
+            "later events then go there",
+        ),
+        (
             {"uplink": dataclass_replace(UP, beyond_topics={"42": 3, "7": 1_480})},
             "warn",
             "7, 42 send for more new topics than this gateway makes.",

@@ -236,3 +236,21 @@ def test_any_topic_gets_a_destination_that_kafka_takes_or_a_reason(topic: str) -
     routes = table(("device/{device}/{stream}", "device-{stream}"), ("{device}/#", "rest"))
     found = routes.resolve(topic, None)
     assert isinstance(found, Refusal) or KAFKA_TOPIC.fullmatch(found.kafka_topic)
+
+
+def test_no_route_leads_to_a_topic_of_last_readings() -> None:
+    made = [RouteSettings("{device}/{stream}", "{stream}")]
+    routes = compile_routes(made, None, RESERVED, is_latest=lambda topic: topic.endswith(".latest"))
+    assert routes.resolve("42/thermo.latest", None) == Refusal("kafka-topic-reserved")
+    assert found_at(routes, "42/thermo").kafka_topic == "thermo"
+
+
+def test_an_event_has_all_variables_under_names_of_their_own() -> None:
+    route = RouteSettings("{site}/{device}/{stream}", "device-{stream}", key="{site}/{device}", envelope="both")
+    found = found_at(compile_routes([route], None, RESERVED), "north/42/thermo")
+    assert (found.variables, found.envelope) == ((), "both")
+    assert found.all_variables == (("site", "north"), ("device", "42"), ("stream", "thermo"))
+    alike = replace(route, topic="{a_b}/{ab}/{device}/{stream}", key="{device}")
+    with pytest.raises(RouteError, match="differ in '_' alone"):
+        compile_route(alike)
+    assert compile_route(replace(alike, envelope="binary"))

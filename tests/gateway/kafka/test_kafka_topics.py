@@ -139,6 +139,26 @@ def test_topics_that_delete_or_refuse_readings_are_not_written_to(config: dict[s
     assert (verdict.reason, bool(verdict.hint)) == (reason, bool(reason))
 
 
+@pytest.mark.parametrize(
+    ("config", "reason"),
+    [
+        ({"cleanup.policy": "compact"}, ""),
+        ({"cleanup.policy": "compact", "retention.ms": "1", "retention.bytes": "1"}, ""),
+        ({"cleanup.policy": "compact,delete"}, "topic-not-compacted"),
+        ({"cleanup.policy": "delete"}, "topic-not-compacted"),
+        ({"cleanup.policy": "compact", "message.timestamp.type": "CreateTime"}, "topic-not-logappendtime"),
+    ],
+)
+def test_a_topic_of_last_readings_forgets_no_device(config: dict[str, str], reason: str) -> None:
+    settings = structs.replace(SETTINGS, latest_topic="latest-{topic}")
+    verdict = judge("latest-t", {**SOUND, **config}, partitions((1, 2, 3)), THREE, settings)
+    assert (verdict.reason, bool(verdict.hint)) == (reason, bool(reason))
+    if not reason:
+        assert verdict.flaws == ()
+        assert "keeps the last reading of each device" in verdict.summary
+    assert judge("latest-", {**SOUND, **config}, partitions((1, 2, 3)), THREE, settings).reason != "topic-not-compacted"
+
+
 def test_how_long_a_topic_must_keep_readings_is_a_setting() -> None:
     patient = structs.replace(SETTINGS, retention_s_min=604_801.0)
     assert judged({}, settings=patient).reason == "topic-retention-too-short"
@@ -736,6 +756,16 @@ async def test_a_topic_is_created_sound_with_as_many_replicas_as_there_are_broke
         assert await create_topics(admin, [], settings) == []
         (invalid,) = await create_topics(admin, ["no name"], settings)
         assert invalid.reason == "topic-not-created"
+
+
+@pytest.mark.kafka
+async def test_a_topic_of_last_readings_is_created_compacted(kafka: Broker) -> None:
+    settings = KafkaSettings((kafka.bootstrap,), latest_topic="{topic}.latest")
+    async with administered(kafka.bootstrap) as admin:
+        verdicts = await create_topics(admin, ["made.latest", "made-beside"], settings)
+        assert {verdict.topic: verdict.usable for verdict in verdicts} == {"made.latest": True, "made-beside": True}
+        (plain,) = await inspect_topics(admin, ["made.latest"], KafkaSettings((kafka.bootstrap,)))
+        assert plain.reason == "topic-compacted"
 
 
 @pytest.mark.kafka

@@ -4,11 +4,13 @@ What it is sent is decoded as Kafka does it: ids, keys and order are those of th
 """
 
 import asyncio
+import json
 import math
 import random
 import sqlite3
 import tempfile
 import time
+from base64 import b64decode
 from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Iterable, Iterator, MutableMapping, Sequence
 from contextlib import asynccontextmanager, closing, suppress
@@ -34,7 +36,7 @@ from structlog.testing import capture_logs
 
 from gateway.buffer import commit_loop
 from gateway.buffer.buffer import Buffer
-from gateway.buffer.rows import Entry, Row, Series
+from gateway.buffer.rows import Entry, Row, Series, StructuredEvents
 from gateway.clock.gateway_clock import BootClock, BootTimes, Look
 from gateway.clock.kernel_clock import boottime_us
 from gateway.config.config_file import route_table
@@ -45,10 +47,11 @@ from gateway.kafka.batch import EncodedBatch
 from gateway.kafka.record import RecordEncoder
 from gateway.kafka.topics import TopicVerdict
 from gateway.reading import BufferFileError
-from gateway.record_contract import TIME_ERROR_UNKNOWN_US
+from gateway.record_contract import EVENT_CONTENT_TYPE, TIME_ERROR_UNKNOWN_US
 from gateway.settings import GatewaySettings, KafkaSettings, Settings
 from gateway.uplink import delivery, direct, leaders, refused
 from gateway.uplink.batches import STEP_ROWS
+from gateway.uplink.echoes import LEFT_OUT
 from gateway.uplink.memory import UPLINK_MARKS, Memory
 from gateway.uplink.redrive import Redrive
 from gateway.uplink.refused import REFUSED_EVENTS, REFUSED_READINGS, REFUSED_REPORTS
@@ -185,8 +188,12 @@ def decoded(topic: str, batch: EncodedBatch) -> Sequence[Record]:
     found = []
     for record in DefaultRecordBatch(batch._build()):
         headers = {name: value.decode() for name, value in record.headers}
-        sequence = int(headers["ce_lanesequence"])
         key, value = record.key.decode(), record.value
+        if headers["content-type"] == EVENT_CONTENT_TYPE:
+            event = json.loads(value)
+            value = b64decode(event.pop("data_base64"))
+            headers = {f"ce_{name}": text for name, text in event.items()}
+        sequence = int(headers["ce_lanesequence"])
         found.append(Record(topic, key, value, headers["ce_id"], headers["ce_lane"], sequence, headers))
     return found
 
@@ -272,8 +279,14 @@ async def uplink(buffer: Buffer, **changes: object) -> AsyncIterator[Uplink]:
             await task
 
 
-def reading(device: str, payload: bytes, topic: str = "device-thermo") -> Entry:
-    series = Series(topic, device, device, f"device/{device}", "sluice.reading", "text/plain")
+BESIDE = StructuredEvents(beside=True)
+
+
+def reading(
+    device: str, payload: bytes, topic: str = "device-thermo", structured: StructuredEvents | None = None
+) -> Entry:
+    of = f"device/{device}"
+    series = Series(topic, device, device, of, "sluice.reading", "text/plain", structured=structured)
     return entry_of(series, payload)
 
 
@@ -516,6 +529,25 @@ async def test_a_topic_that_is_forbidden_goes_aside_whole(tmp_path: Path) -> Non
         refused = await quarantined_of(buffer, range(1, 60))
     assert len(line.broker.of("device-thermo")) == 50
     assert len(refused) == 50
+
+
+async def test_a_topic_of_events_that_is_forbidden_costs_no_reading(tmp_path: Path) -> None:
+    async with opened(tmp_path / "buffer.db") as buffer, uplink(buffer, latest_topic="latest-{topic}") as line:
+        line.broker.forbidden = {"structured-device-thermo"}
+        for number in range(3):
+            payload = b"%d" % number
+            assert await store(buffer, [reading(device, payload, structured=BESIDE) for device in "abc"])
+            await drained(buffer)
+        assert {(record.key, record.value) for record in line.broker.of("device-thermo")} == {
+            (device, b"%d" % number) for device in "abc" for number in range(3)
+        }
+        assert {record.key: record.value for record in line.broker.of("latest-device-thermo")} == dict.fromkeys(
+            "abc", b"2"
+        )
+        assert line.front_door.counts[LEFT_OUT] == 9
+        assert {topic for topic, _ in line.memory.offsets} == {"device-thermo"}
+        assert not await quarantined_of(buffer, range(1, 500))
+    assert not line.broker.of("structured-device-thermo")
 
 
 @pytest.mark.parametrize(
@@ -967,6 +999,7 @@ class Story:
 
     def __init__(self, line: Uplink, buffer: Buffer) -> None:
         self.line = line
+        self.structured = None if line.kafka.latest_topic is None else BESIDE
         self.buffer = buffer
         self.count = 0
         self.boots = 0
@@ -981,7 +1014,7 @@ class Story:
                 for _ in range(1 + which * 7):
                     device = "abcdef"[self.count % 6]
                     payload = b"%d%s" % (self.count, b" poison" if which == 2 and self.count % 11 == 0 else b"")
-                    entries.append(reading(device, payload))
+                    entries.append(reading(device, payload, structured=self.structured))
                     self.accepted.append((device, payload))
                     self.count += 1
                 assert await store(self.buffer, entries)
@@ -1024,6 +1057,24 @@ class Story:
         for record in first.values():
             order[record.key, record.lane].append(record.sequence)
         assert all(sequences == sorted(sequences) for sequences in order.values()), "in order within a lane"
+        if self.structured is not None:
+            self.check_echoes(first)
+
+    def check_echoes(self, own: dict[str, Record]) -> None:
+        broker = self.line.broker
+        first: dict[str, Record] = {}
+        for record in broker.of("structured-device-thermo"):
+            first.setdefault(record.id, record)
+        assert own.keys() <= first.keys(), "each reading has its event"
+        assert all(first[id_].value == record.value for id_, record in own.items())
+        order: dict[tuple[str, str], list[int]] = defaultdict(list)
+        for record in first.values():
+            order[record.key, record.lane].append(record.sequence)
+        assert all(sequences == sorted(sequences) for sequences in order.values()), "in order within a lane"
+        last = {record.key: int(record.value.split()[0]) for record in broker.of("latest-device-thermo")}
+        for device, payload in self.accepted:
+            if POISON not in payload:
+                assert last[device] >= int(payload), "the last reading is the last"
 
 
 @pytest.mark.slow
@@ -1037,10 +1088,14 @@ class Story:
         max_size=14,
     ),
     drain=st.sampled_from(["live-first", "oldest-first"]),
+    latest_topic=st.sampled_from([None, "latest-{topic}"]),
 )
-def test_whatever_happens_each_reading_arrives_once_and_in_order(events: list[tuple[str, int]], drain: str) -> None:
+def test_whatever_happens_each_reading_arrives_once_and_in_order(
+    events: list[tuple[str, int]], drain: str, latest_topic: str | None
+) -> None:
     async def tell(folder: Path) -> None:
-        async with opened(folder / "buffer.db") as buffer, uplink(buffer, drain=drain) as line:
+        settings = {"drain": drain, "latest_topic": latest_topic}
+        async with opened(folder / "buffer.db") as buffer, uplink(buffer, **settings) as line:
             story = Story(line, buffer)
             for event, which in events:
                 await story.step(event, which)

@@ -96,6 +96,20 @@ def test_each_stream_has_its_backlog_topic_and_the_gateways_own_have_none(backlo
     assert wanted_topics(settings, existing) == OWN | {"meters", "strays"} | existing | judged
 
 
+def test_further_topics_are_judged_for_routes_that_write_to_them() -> None:
+    plain = settings_of("device-{a}", "meters", fallback="strays")
+    first, second = plain.routes
+    settings = structs.replace(
+        plain,
+        kafka=structs.replace(plain.kafka, structured_topic="{topic}.events", latest_topic="latest-{topic}"),
+        routes=(structs.replace(first, envelope="both"), second),
+    )
+    existing = {"device-thermo", "device-thermo.events"}
+    assert wanted_topics(settings, existing) == OWN | {"meters", "strays"} | existing | {
+        *("latest-device-thermo", "latest-meters", "latest-strays"),
+    }
+
+
 @given(st.sampled_from(["{topic}.backlog", "late-{topic}", "a-{topic}-b"]), st.data())
 def test_topics_that_check_made_ask_for_no_more(backlog: str, data: st.DataObject) -> None:
     settings = settings_of("device-{a}", "{a}.raw", "meters", backlog=backlog)
