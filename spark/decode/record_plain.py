@@ -48,7 +48,7 @@ def read_record(  # noqa: PLR0913, PLR0917 - the fields of a Kafka record
     except RegistryError as error:
         record.reject_reason = f"the schema registry gives no schema: {error}"
     error_us = record.time_error_us
-    stream = PayloadReader(streams).declaration(topic) if record.metrics else None
+    stream = PayloadReader(streams).declaration(record.stream or topic) if record.metrics else None
     return ReadRecord(
         device=record.device,
         gateway=record.gateway,

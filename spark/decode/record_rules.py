@@ -25,6 +25,7 @@ from spark.decode.codec_numbers import Value
 from spark.decode.codec_plain import PayloadReader
 from spark.decode.event_bodies import TEXT_BYTES_MAX, body_of
 from spark.decode.record_times import rfc3339_us
+from spark.decode.structured_events import event_of
 
 # The text before the colon is the kind of a reject. Rejects are grouped by it.
 HEADER = "header: "
@@ -127,6 +128,8 @@ def typed(  # noqa: PLR0913, PLR0917 - the fields of a Kafka record
 
     A record with a fault keeps all its headers; columns that could not be read are None. A record without a fault keeps
     only headers that the contract does not know (a tracer's, a mirror's), or None if there are none.
+
+    A structured event becomes what its binary record would be. If it has a fault, it stays as it came.
     """
     text = _text(key)
     is_too_large = value is not None and len(value) > VALUE_BYTES_MAX
@@ -134,7 +137,11 @@ def typed(  # noqa: PLR0913, PLR0917 - the fields of a Kafka record
     record = Record(topic, partition, offset, kafka_us, text, kept, headers, device=text, stream=topic)
     given, ours = headers or (), headers or ()
     shape = tuple([name for name, _ in ours])
+    event = None
     if shape not in _SHAPES:
+        event = None if is_too_large else event_of(given, value)
+        if event is not None:
+            given = event.headers
         ours = [header for header in given if header[0] in _OURS]
         shape = tuple([name for name, _ in ours])
     texts = {name: text for name, content in ours if (text := _text(content)) is not None}
@@ -148,6 +155,8 @@ def typed(  # noqa: PLR0913, PLR0917 - the fields of a Kafka record
         record.ce_id = None
     else:
         record.headers = None if len(ours) == len(given) else _others(given)
+        if event is not None:
+            record.value, record.stream = event.value, event.stream or topic
     return record
 
 

@@ -35,7 +35,9 @@ class Speakers:
         """
         if record.header_fault is not None or record.namespace is None:
             return
-        if not self.may_speak(f"/{record.namespace}/{record.gateway}", record.topic):
+        source = f"/{record.namespace}/{record.gateway}"
+        # A structured event names the topic of its series, which may be another one than it is in.
+        if not all(self.may_speak(source, topic) for topic in {record.topic, record.stream or record.topic}):
             record.header_fault, record.ce_id = FAULT, None
 
     def may_speak(self, source: str, topic: str) -> bool:

@@ -29,6 +29,7 @@ from spark.log.quarantine_view import open_quarantine
 from spark.log.verdicts import IMPLAUSIBLE_DATE
 from spark.views.evidence import open_gaps
 from spark.windows.windows_table import TimeSpan, time_spans
+from tests.spark.decode.test_structured_events import both, row_of
 from tests.support import former_devices, spark_oracle
 from tests.support.sizes import SEED
 from tests.support.spark_oracle import KafkaRecord, WindowRow
@@ -60,6 +61,21 @@ def test_a_warehouse_may_be_copied_to_another_place(empty_warehouse: Path) -> No
     files = [file for file in empty_warehouse.rglob("*") if file.is_file()]
     assert any(file.suffix == ".json" for file in files)
     assert [file for file in files if str(empty_warehouse).encode() in file.read_bytes()] == []
+
+
+def test_a_reading_that_comes_as_record_and_as_event_counts_once(warehouse: Warehouse) -> None:
+    """Events come first, last, and in the same batch; the topic that they are in does not matter."""
+    pairs = [both(row_of(b'{"temperature": %d}' % number, number)) for number in range(6)]
+    records = [(replace(binary, offset=at), replace(event, offset=at)) for at, (binary, event) in enumerate(pairs)]
+    binary, events = [each for each, _ in records], [each for _, each in records]
+    warehouse.take(0, [*events[:2], *binary[2:4], *events[3:4]])
+    warehouse.take(1, [*binary[:2], *events[2:3], *binary[4:], *events[4:]])
+    tables = warehouse.tables()
+    assert [(device, stream, value) for _, device, stream, _, _, value, *_ in tables.readings] == [
+        ("42", "readings", Decimal(number)) for number in range(6)
+    ]
+    assert (tables.duplicates, tables.rejected) == (6, set())
+    assert {row.n for row in tables.windows.values()} == {6}
 
 
 HOLED, MAKING_UP = "00000000ab1e", "000000facade"
