@@ -589,17 +589,19 @@ class KafkaSettings(Struct, frozen=True, forbid_unknown_fields=True):
 
     def is_latest(self, topic: str) -> bool:
         """Whether `latest_topic` makes such a name."""
-        return self.latest_topic is not None and _makes(self.latest_topic, topic)
+        return self.latest_topic is not None and topic_behind(self.latest_topic, topic) != ""
 
-    def is_beside(self, topic: str) -> bool:
-        """Whether a topic with such a name gets readings beside their own topic: its name is not the route's."""
-        return _makes(self.structured_topic, topic) or self.is_latest(topic)
+    def echoed_in(self, topic: str) -> list[str]:
+        """The topics whose readings have further records in a topic with such a name."""
+        templates = (self.structured_topic, self.latest_topic)
+        return [behind for each in templates if each is not None and (behind := topic_behind(each, topic))]
 
 
-def _makes(template: str, topic: str) -> bool:
-    """Whether a template with `{topic}` makes such a name."""
+def topic_behind(template: str, topic: str) -> str:
+    """The topic that a template with `{topic}` makes such a name from; empty if it does not make the name."""
     first, _, last = template.partition("{topic}")
-    return len(topic) > len(first + last) and topic.startswith(first) and topic.endswith(last)
+    is_made = len(topic) > len(first + last) and topic.startswith(first) and topic.endswith(last)
+    return topic[len(first) : len(topic) - len(last)] if is_made else ""
 
 
 class CommandSettings(Struct, frozen=True, forbid_unknown_fields=True):

@@ -138,6 +138,10 @@ def test_the_example_in_the_help_can_be_called(
     command.make_context(path[-1], words[len(path) :])
 
 
+BOOTSTRAP = '[kafka]\nbootstrap = ["kafka.example:9093"]'
+"""What an example of `[kafka]` leaves out."""
+
+
 def toml_of(page: str) -> list[str]:
     return re.findall(r"```toml\n(.*?)```", (DOCS / page).read_text(), re.DOTALL)
 
@@ -159,7 +163,14 @@ def test_the_installers_examples_are_settings(tmp_path: Path) -> None:
     assert kafka.sasl is not None
     assert kafka.tls is not None
     assert kafka.backlog_topic == "{topic}.backlog"
-    own = textwrap.dedent(own_topics).replace("[kafka]", '[kafka]\nbootstrap = ["kafka.example:9093"]')
+    (events,) = toml_of("consumers.md")
+    path.write_text(
+        f'[gateway]\nid = "barn-1"\n{re.sub("(?m)^# (?=[a-z_]+ =)", "", events)}'.replace("[kafka]", BOOTSTRAP)
+    )
+    settings = config_file.load(path)
+    assert [route.envelope for route in settings.routes] == ["both"]
+    assert (settings.kafka.structured_topic, settings.kafka.latest_topic) == ("structured-{topic}", "latest-{topic}")
+    own = textwrap.dedent(own_topics).replace("[kafka]", BOOTSTRAP)
     path.write_text('[gateway]\nid = "barn-1"\n' + own)
     settings = config_file.load(path)
     topics = (*(route.kafka for route in settings.routes), settings.kafka.events_topic, settings.kafka.quarantine_topic)

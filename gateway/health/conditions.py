@@ -385,7 +385,7 @@ def _uplink(facts: Facts) -> Iterator[Condition]:
         yield Condition("kafka-throttles", "warn", "Uplink", words, means, todo)
     for topic, flaw in islice(uplink.refused_topics.items(), NAMED_MAX):
         words = f"Kafka's topic {_name(topic)} is not written to: {_sentence(flaw, FLAW_MAX)}"
-        if facts.settings.kafka.is_beside(topic):
+        if facts.settings.kafka.echoed_in(topic):
             means = "Its events are left out. The readings go to their own topic."
             todo = "Have the topic mended; later events then go there. sluice check has the command."
         else:

@@ -2,7 +2,7 @@
 
 import sys
 import time
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
@@ -22,7 +22,7 @@ from gateway.kafka.session import BATCH_BYTES_MAX, USABLE_S, KafkaSession
 from gateway.kafka.structured_record import StructuredEncoder
 from gateway.kafka.topics import BEING_MADE, TopicVerdict
 from gateway.settings import GatewaySettings, KafkaSettings
-from gateway.uplink.echoes import LEFT_OUT, Echo, OwedRows, echo_topics, structured_of
+from gateway.uplink.echoes import Echo, echo_topics, structured_of
 from gateway.uplink.memory import NO_PARTITION, Memory, Partition
 from gateway.uplink.redrive import TOO_LARGE_FOR_TOPIC
 from gateway.uplink.supply import Supply
@@ -50,14 +50,11 @@ class _Route:
     topic_bytes_max: int
     """Bytes of the largest batch that the topic takes."""
     series: Series
+    partitions: tuple[Partition, ...]
+    """All partitions that must have its rows: `partition` and those of its echoes."""
     echoes: tuple[Echo, ...] = ()
-    leaves_out: bool = False
-    """Whether the topic of its structured events is refused."""
-
-    @property
-    def partitions(self) -> tuple[Partition, ...]:
-        """All partitions that must have its rows."""
-        return (self.partition, *(echo.partition for echo in self.echoes))
+    left_out: str | None = None
+    """The topic of its structured events, if that is refused."""
 
 
 @dataclass(slots=True)
@@ -65,8 +62,8 @@ class Outgoing:
     """A round's batches for one partition, in order, each with its rows."""
 
     partition: Partition
-    is_echo: bool = False
-    """Whether the rows have their own topic elsewhere: see `echoes`."""
+    echo_of: str | None = None
+    """The topic of the rows, if these are echoes of theirs."""
     batches: list[tuple[EncodedBatch, list[Row]]] = field(default_factory=list)
     acknowledged: int = 0
     """Number of batches that Kafka has acknowledged."""
@@ -86,14 +83,9 @@ class Batcher:
         kafka: KafkaSettings,
         memory: Memory,
         clocks: DeviceClocks,
-        counts: Counter[str],
     ) -> None:
-        """`clocks` are the sensors' clocks. They also date readings that came in before their clock was known.
-
-        `counts` are those of heartbeats.
-        """
-        self._counts = counts
-        self.owed = OwedRows()
+        """`clocks` are the sensors' clocks. They also date readings that came in before their clock was known."""
+        memory.echoed.begin_session(supply.buffer_id)
         memory.last_readings.begin_session(supply.buffer_id)
         self._clocks = clocks
         self._session = session
@@ -147,43 +139,71 @@ class Batcher:
             else:
                 of_key.append((route, run))
         await self._find_clocks({self._routes[of].encoder.boot_id for of, _ in runs if of in self._routes})
-        for partition, keys in by_key.items():
-            out = outgoing.setdefault(partition, Outgoing(partition))
-            out.is_echo = False
-            rows_max = self._memory.rows_max(partition)
+        for keys in by_key.values():
             for route, of_route in (each for runs in keys.values() for each in runs):
-                times, set_aside = self._times[route.encoder.boot_id], len(aside)
-                for begins in range(0, len(of_route), STEP_ROWS):
-                    await work.step()
-                    self._encode_run(route, route, of_route[begins : begins + STEP_ROWS], times, rows_max, out, aside)
-                if route.echoes or route.leaves_out:
-                    await self._encode_echoes(route, without_aside(of_route, aside[set_aside:]), outgoing, work)
-            if not out.batches:
-                del outgoing[partition]
+                if route.echoes or route.left_out is not None:
+                    await self._encode_echoed(route, of_route, outgoing, aside, work)
+                else:
+                    await self._encode_way(route, route, of_route, outgoing, aside, work)
 
-    async def _encode_echoes(
-        self, route: _Route, rows: list[Row], outgoing: dict[Partition, Outgoing], work: LongWork
+    async def _encode_echoed(
+        self, route: _Route, rows: list[Row], outgoing: dict[Partition, Outgoing], aside: Aside, work: LongWork
     ) -> None:
-        """Add the echoes of rows that go to their own topic in this round."""
-        self.owed.begin(rows)
-        left_out = len(rows) if route.leaves_out else 0
-        for echo in route.echoes:
-            partition, some = echo.partition, rows
-            if echo.is_latest:
-                last = self._memory.last_readings
-                some = rows[-1:] if rows and last.is_news(partition[0], echo.encoder.key, rows[-1]) else []
-            out = outgoing.setdefault(partition, Outgoing(partition, is_echo=True))
-            times, rows_max = self._times[route.encoder.boot_id], self._memory.rows_max(partition)
+        """Encode rows, and their echoes: all rows for structured events, the last one for last readings."""
+        echoed, last_readings = self._memory.echoed, self._memory.last_readings
+        ways: list[_Route | Echo] = [route, *(echo for echo in route.echoes if not echo.is_latest)]
+        lacking = echoed.begin(rows, [way.partition[0] for way in ways])
+        if route.left_out is not None:
+            echoed.leave_out(rows, route.left_out)
+        set_aside: Aside = []
+        for way in ways:
+            topic = way.partition[0]
             too_large: Aside = []
-            for begins in range(0, len(some), STEP_ROWS):
-                await work.step()
-                self._encode_run(route, echo, some[begins : begins + STEP_ROWS], times, rows_max, out, too_large)
-            left_out += 0 if echo.is_latest else len(too_large)
-            self.owed.owe(without_aside(some, too_large), partition, route.partition)
-            if not out.batches:
-                del outgoing[partition]
-        if left_out:
-            self._counts[LEFT_OUT] += left_out
+            some = without_aside(lacking[topic], set_aside)
+            await self._encode_way(route, way, some, outgoing, too_large, work)
+            echoed.sent(without_aside(some, too_large), topic)
+            if way is route:
+                # An event goes when its reading goes to its own topic.
+                set_aside = too_large
+            else:
+                echoed.leave_out([row for row, _ in too_large], topic)
+        aside += set_aside
+        left = without_aside(rows, set_aside)
+        for echo in route.echoes:
+            topic, key = echo.partition[0], echo.encoder.key
+            last = left[-1:] if echo.is_latest and left and echoed.lacks(left[-1], topic) else []
+            if last and last_readings.is_last(topic, key, last[0]):
+                too_large = []
+                await self._encode_way(route, echo, last, outgoing, too_large, work)
+                if too_large:
+                    echoed.leave_out(last, topic)
+                else:
+                    echoed.sent(last, topic)
+                    last_readings.sent(topic, key, last[0])
+
+    async def _encode_way(  # noqa: PLR0913, PLR0917 - the inner loop
+        self,
+        route: _Route,
+        way: _Route | Echo,
+        rows: list[Row],
+        outgoing: dict[Partition, Outgoing],
+        aside: Aside,
+        work: LongWork,
+    ) -> None:
+        """Encode rows of a route for its own topic, or for a further one."""
+        if not rows:
+            return
+        partition, times = way.partition, self._times[route.encoder.boot_id]
+        echo_of = None if way is route else route.series.topic
+        out = outgoing.setdefault(partition, Outgoing(partition, echo_of))
+        if way is route:
+            out.echo_of = None
+        rows_max = self._memory.rows_max(partition)
+        for begins in range(0, len(rows), STEP_ROWS):
+            await work.step()
+            self._encode_run(route, way, rows[begins : begins + STEP_ROWS], times, rows_max, out, aside)
+        if not out.batches:
+            del outgoing[partition]
 
     async def _find_clocks(self, boot_ids: set[str]) -> None:
         """Look up the clocks of boots. If a clock is unknown, first store that its records are owed a correction."""
@@ -297,13 +317,22 @@ class Batcher:
             encoder = self._encoder(lane, series)
             waiting = next((each for each in (verdict, *echoed[of]) if each.waits), None)
             if waiting is not None:
-                self._routes[of] = _Route(encoder, (waiting.topic, NO_PARTITION), sys.maxsize, series)
+                nowhere = waiting.topic, NO_PARTITION
+                self._routes[of] = _Route(encoder, nowhere, sys.maxsize, series, (nowhere,))
                 continue
             partition = verdict.topic, await self._session.partition(verdict.topic, encoder.key)
-            echoes = [await self._echo(each, lane, series, beside[of]) for each in echoed[of]]
+            echoes = tuple([await self._echo(each, lane, series, beside[of]) for each in echoed[of]])
             taken = {each.topic for each in echoed[of]}
-            leaves_out = any(topic not in taken for topic, is_latest in beside[of].items() if not is_latest)
-            self._routes[of] = _Route(encoder, partition, verdict.batch_bytes_max, series, tuple(echoes), leaves_out)
+            left_out = [topic for topic, is_latest in beside[of].items() if not is_latest and topic not in taken]
+            self._routes[of] = _Route(
+                encoder,
+                partition,
+                verdict.batch_bytes_max,
+                series,
+                (partition, *(echo.partition for echo in echoes)),
+                echoes,
+                next(iter(left_out), None),
+            )
         return refused
 
     async def _echo(self, verdict: TopicVerdict, lane: Lane, series: Series, latest: Mapping[str, bool]) -> Echo:

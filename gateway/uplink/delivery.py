@@ -13,7 +13,7 @@ from gateway.reading import BufferFileError
 from gateway.uplink.batches import Outgoing
 from gateway.uplink.direct import DirectTopics
 from gateway.uplink.link_rate import Passage
-from gateway.uplink.memory import NO_OFFSET, Memory, Partition
+from gateway.uplink.memory import Memory, Partition
 from gateway.uplink.parked import Parked, ParkedPartitions, end_tasks
 from gateway.uplink.supply import Supply
 
@@ -66,8 +66,9 @@ class Delivery:
             self._park(partition, Parked(started_s, tasks.pop(partition), outgoing[partition]), None)
         if not tasks:
             return {}
+        sent = [outgoing[each] for each in tasks]
         batches, echoes = (
-            [batch for each in tasks if outgoing[each].is_echo is is_echo for batch, _ in outgoing[each].batches]
+            [batch for out in sent if (out.echo_of is not None) is is_echo for batch, _ in out.batches]
             for is_echo in (False, True)
         )
         try:
@@ -125,15 +126,16 @@ class Delivery:
         for batch, rows in out.batches:
             begun_s = time.monotonic()
             offset = await self._session.send(*partition, batch)
-            if out.is_echo:
-                self._memory.last_readings.taken(partition[0], rows)
+            # A row of a direct topic is safe once all its topics have it.
+            self._direct.answered(out.echo_of or partition[0], partition[0], time.monotonic() - begun_s)
+            if out.echo_of is None:
+                self._memory.acknowledged(partition, offset, len(batch.records))
             else:
-                self._direct.answered(partition[0], time.monotonic() - begun_s)
-            # Heartbeats name no offset of a topic of echoes, as nobody needs to read that.
-            self._memory.acknowledged(partition, NO_OFFSET if out.is_echo else offset, len(batch.records))
+                self._memory.took(partition, len(batch.records))
+                self._memory.last_readings.taken(partition[0], rows)
             self._memory.answered(partition, rows)
             out.acknowledged += 1
-            if self._checks.waiting and not out.is_echo:
+            if self._checks.waiting and out.echo_of is None:
                 # The batch has arrived. If a lane cannot be looked up, the partition is not to blame.
                 with suppress(BufferFileError):
                     lanes = [await self._supply.lane(row.lane) for row in rows]

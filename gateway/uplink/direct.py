@@ -32,30 +32,35 @@ class DirectTopics:
         self._left_s = buffer.kafka_first_s - kafka.linger_s
         """Seconds that Kafka has to answer, until a reading is written to the disk."""
         self._quick = memory.quick
-        self._slow: set[str] = set()
+        self._slow: dict[str, set[str]] = {}
         """Topics whose last answer came too late. The next has to come in half of the time, so that they do not
-        come and go."""
+        come and go. With each: the topics that answered so, itself or topics of its echoes."""
         self._due_s = 0.0
         self._parked: frozenset[str] = frozenset()
 
-    def answered(self, topic: str, seconds: float) -> None:
-        """Note how long a broker took to answer for a topic."""
+    def answered(self, topic: str, answering: str, seconds: float) -> None:
+        """Note how long a broker took to answer for readings of a topic: in this topic, or in a topic of echoes."""
         if self._left_s <= 0:
             # However quick Kafka is, the disk comes first.
             return
         was_quick = topic in self._quick
-        if seconds <= (self._left_s if was_quick else self._left_s / 2):
-            self._quick.add(topic)
-            self._slow.discard(topic)
-            if not was_quick:
-                self._due_s = 0.0
-        else:
+        if seconds > (self._left_s if was_quick else self._left_s / 2):
             self._quick.discard(topic)
-            self._slow.add(topic)
+            self._slow.setdefault(topic, set()).add(answering)
+        elif not was_quick:
+            slow = self._slow.get(topic, set())
+            slow.discard(answering)
+            if not slow:
+                self._slow.pop(topic, None)
+                self._quick.add(topic)
+                self._due_s = 0.0
 
     async def settle(self, parked: Collection[str]) -> None:
-        """Tell the buffer which topics are direct. `parked` ones have a partition that takes nothing now."""
-        now_s, of_parked = time.monotonic(), frozenset(parked)
+        """Tell the buffer which topics are direct. `parked` ones have a partition that takes nothing now.
+
+        Readings wait for the topics of their echoes too.
+        """
+        now_s, of_parked = time.monotonic(), frozenset(parked).union(*map(self._kafka.echoed_in, parked))
         if now_s < self._due_s and of_parked == self._parked:
             return
         self._due_s, self._parked = now_s + LOOK_S, of_parked

@@ -1,7 +1,8 @@
 """The echoes of a reading: further records of it, in the topics of structured events and of last readings.
 
-A row leaves the buffer once every topic has it that it is sent to. Spark needs no echo, so heartbeats do not name their
-topics. If a topic of echoes is refused, its echoes are left out, and readings go on.
+A row leaves the buffer once all its topics have it. If one of them is in trouble, the others are not sent the row
+again. Spark needs no echo, so heartbeats do not name their topics. If a topic of echoes is refused, its echoes are left
+out, and readings go on.
 """
 
 from collections.abc import Iterable, Sequence
@@ -17,10 +18,13 @@ Place = tuple[int, int]
 """Lane and sequence of a row."""
 
 LEFT_OUT: Final = "events-left-out"
-"""Count of heartbeats: readings that `kafka.structured_topic` did not take."""
+"""Count of heartbeats: readings with an event that its further topic did not take."""
 LATEST_MAX: Final = 50_000
 """Keys whose last reading is remembered across sessions. With more, they are forgotten."""
+HAVE_MAX: Final = 50_000
+"""Rows that some of their topics have, and others lack. With more, they are forgotten, and their topics get copies."""
 _Key = tuple[str, bytes]
+_NONE: Final = frozenset[str]()
 _NO_VARIABLES = StructuredEvents()
 
 
@@ -53,42 +57,100 @@ def structured_of(series: Series) -> StructuredEvents:
     return series.structured or _NO_VARIABLES
 
 
-class OwedRows:
-    """Rows of a session that several topics must have, and the partitions that have not acknowledged them yet."""
+class EchoedRows:
+    """Rows that several topics must have: which topics have them, and which were sent them.
+
+    It outlives sessions. So a topic is not sent a row again because another topic is in trouble.
+    """
 
     def __init__(self) -> None:
-        self._owed: dict[Place, set[Partition]] = {}
+        self._buffer_id = ""
+        self._lack: dict[Place, set[str]] = {}
+        """Topics that were sent a row in this session, and have not acknowledged it."""
+        self._have: dict[Place, frozenset[str]] = {}
+        """Topics that need a row no more, of rows that are not settled."""
+        self._left_out: set[Place] = set()
+        """Rows with an event that is left out."""
+        self._complete: list[Row] = []
+        """Rows that came again although no topic lacks them."""
 
-    def owe(self, rows: Iterable[Row], partition: Partition, own: Partition) -> None:
-        """Note that rows go to `partition`, beside their `own`."""
+    def begin_session(self, buffer_id: str) -> None:
+        """Forget what was sent without an answer, and everything if another buffer file counts its rows anew."""
+        self._lack.clear()
+        self._complete.clear()
+        if buffer_id != self._buffer_id:
+            self._buffer_id = buffer_id
+            self.nothing_waits()
+
+    def begin(self, rows: Iterable[Row], topics: Sequence[str]) -> dict[str, list[Row]]:
+        """By topic: the rows that it lacks, and is to be sent now."""
+        lacking: dict[str, list[Row]] = {topic: [] for topic in topics}
         for row in rows:
-            self._owed.setdefault((row.lane, row.sequence), {own}).add(partition)
+            place = row.lane, row.sequence
+            self._lack.pop(place, None)
+            lacks = [topic for topic in topics if self.lacks(row, topic)]
+            if not lacks:
+                self._complete.append(row)
+            for topic in lacks:
+                lacking[topic].append(row)
+        return lacking
 
-    def begin(self, rows: Iterable[Row]) -> None:
-        """Note that rows are sent, perhaps again: nothing acknowledges them yet."""
-        if self._owed:
-            for row in rows:
-                self._owed.pop((row.lane, row.sequence), None)
+    def lacks(self, row: Row, topic: str) -> bool:
+        """Whether a topic needs a row."""
+        return topic not in self._have.get((row.lane, row.sequence), _NONE)
 
-    def acknowledged(self, partition: Partition, rows: Sequence[Row]) -> Sequence[Row]:
-        """Note that a partition has rows. Returns those that no other partition must have."""
-        if not self._owed:
+    def complete(self) -> list[Row]:
+        """Rows of this round that no topic lacks, so that no answer will settle them."""
+        rows, self._complete = self._complete, []
+        return [row for row in rows if (row.lane, row.sequence) not in self._lack]
+
+    def sent(self, rows: Iterable[Row], topic: str) -> None:
+        """Note that a topic must acknowledge rows before they are settled."""
+        for row in rows:
+            self._lack.setdefault((row.lane, row.sequence), set()).add(topic)
+
+    def leave_out(self, rows: Iterable[Row], topic: str) -> None:
+        """Note that a topic of echoes does not get rows."""
+        for row in rows:
+            self._left_out.add((row.lane, row.sequence))
+            self._note((row.lane, row.sequence), topic)
+
+    def acknowledged(self, rows: Sequence[Row], topic: str) -> Sequence[Row]:
+        """Note that a topic has rows. Returns those that can be settled, as no other topic lacks them."""
+        if not self._lack:
             return rows
-        settled = []
+        done = []
         for row in rows:
-            left = self._owed.get((row.lane, row.sequence))
-            if left is None:
-                settled.append(row)
-                continue
-            left.discard(partition)
-            if not left:
-                del self._owed[row.lane, row.sequence]
-                settled.append(row)
-        return settled
+            lack = self._lack.get((row.lane, row.sequence), set())
+            lack.discard(topic)
+            if lack:
+                self._note((row.lane, row.sequence), topic)
+            else:
+                done.append(row)
+        return done
 
-    def clear(self) -> None:
-        """Note that everything that was sent is acknowledged."""
-        self._owed.clear()
+    def settled(self, rows: Iterable[Row]) -> int:
+        """Forget rows. Returns how many of them had an event left out."""
+        if not (self._lack or self._have or self._left_out):
+            return 0
+        places = {(row.lane, row.sequence) for row in rows}
+        for place in places:
+            self._lack.pop(place, None)
+            self._have.pop(place, None)
+        left_out = places & self._left_out
+        self._left_out -= left_out
+        return len(left_out)
+
+    def nothing_waits(self) -> None:
+        """Forget rows that were dropped, or moved into the quarantine."""
+        self._lack.clear()
+        self._have.clear()
+        self._left_out.clear()
+
+    def _note(self, place: Place, topic: str) -> None:
+        if len(self._have) >= HAVE_MAX:
+            self._have.clear()
+        self._have[place] = self._have.get(place, _NONE) | {topic}
 
 
 class LastReadings:
@@ -111,14 +173,15 @@ class LastReadings:
             self._buffer_id = buffer_id
             self._taken.clear()
 
-    def is_news(self, topic: str, key: bytes, row: Row) -> bool:
-        """Whether no later reading of a key went out. The row then counts as sent."""
+    def is_last(self, topic: str, key: bytes, row: Row) -> bool:
+        """Whether no later reading of a key went out."""
         place, of = (row.lane, row.sequence), (topic, key)
-        if place < max(self._taken.get(of, place), self._sent.get(of, place)):
-            return False
-        self._sent[of] = place
-        self._keys[topic, place] = key
-        return True
+        return place >= max(self._taken.get(of, place), self._sent.get(of, place))
+
+    def sent(self, topic: str, key: bytes, row: Row) -> None:
+        """Note that a reading is sent."""
+        self._sent[topic, key] = row.lane, row.sequence
+        self._keys[topic, (row.lane, row.sequence)] = key
 
     def taken(self, topic: str, rows: Iterable[Row]) -> None:
         """Note that Kafka has readings."""

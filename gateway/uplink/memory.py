@@ -19,7 +19,7 @@ from gateway.kafka.session import BATCH_BYTES_MAX, TopicVerdicts
 from gateway.kafka.topics import TopicVerdict
 from gateway.reading import Mark
 from gateway.settings import KafkaSettings
-from gateway.uplink.echoes import LastReadings
+from gateway.uplink.echoes import EchoedRows, LastReadings
 from gateway.uplink.link_rate import LinkRate, Passage
 from gateway.uplink.new_topics import NewTopics
 from gateway.uplink.quota import DAY_S, UplinkBudget
@@ -58,8 +58,6 @@ OFFSETS_MAX = 20_000
 
 Partition = tuple[str, int]
 """Topic and number of the partition."""
-NO_OFFSET = -1
-"""Stands for an offset that is not known, or not to be told."""
 NO_PARTITION = -1
 """Stands for the number while a topic waits: it does not exist yet, or cannot be judged just now."""
 
@@ -112,6 +110,7 @@ class Memory:
         """By file, lane and sequence: why a broker refused a row that the disk did not take."""
         self.quick: set[str] = set()
         """Topics for which a broker answered in good time when it was last asked."""
+        self.echoed = EchoedRows()
         self.last_readings = LastReadings()
         self._ratio = 1.0 if kafka.compression == "none" else RATIO_FIRST
         self._suspects: dict[Partition, _Suspect] = {}
@@ -236,13 +235,18 @@ class Memory:
     # -- partitions and topics ------------------------------------------------------------------
 
     def acknowledged(self, partition: Partition, offset: int, records: int) -> None:
-        """Note that a partition has taken a batch at `offset`; `NO_OFFSET` if the broker had it already."""
-        topic, number = partition
+        """Note that a partition has taken a batch at `offset`; -1 if the broker had it already and names no offset."""
+        topic = partition[0]
         if offset >= 0 and (partition in self.offsets or len(self.offsets) < OFFSETS_MAX):
             self.offsets[partition] = offset + records
             key = OFFSET_MARKS + _spelled(partition)
             self._unsaved[key] = Mark(key, b"%d" % (offset + records))
         self.proven.add(topic)
+        self.took(partition, records)
+
+    def took(self, partition: Partition, records: int) -> None:
+        """Note that a partition has taken a batch. Of echoes, that is all: heartbeats name no offset of theirs."""
+        topic, number = partition
         self.verdicts.acquit(topic)
         self._lone_refusals.pop(topic, None)
         self._troubles.pop(partition, None)
@@ -347,6 +351,7 @@ class Memory:
     def nothing_waits(self) -> None:
         """Forget why partitions were parked, as no reading waits. It went to another topic, or became too old."""
         self.state.parked.clear()
+        self.echoed.nothing_waits()
 
     # -- what outlives a restart ----------------------------------------------------------------
 

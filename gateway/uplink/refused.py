@@ -124,8 +124,8 @@ class RefusedRecords:
     async def narrow_down(self, out: Outgoing, rows: Sequence[Row], error: BaseException) -> None:
         """Find the record that a partition refuses: halve the rows that it is sent until the record stands alone.
 
-        `rows` are those of the refused batch of `out`. If they are echoes, none is set aside, because their own topic
-        may take them: the topic of echoes is left alone for a while.
+        `rows` are those of the refused batch of `out`. If they are echoes, the refused one is left out, because the
+        row's own topic may take it.
         """
         partition, topic = out.partition, out.partition[0]
         if isinstance(error, TopicAuthorizationFailedError):
@@ -136,14 +136,16 @@ class RefusedRecords:
             isinstance(error, MessageSizeTooLargeError) and not self._memory.is_suspect(partition)
         ):
             self._memory.suspect(partition, len(rows))
-        elif out.is_echo:
-            self._memory.condemn(TopicVerdict(topic, TOPIC_REFUSING, named(error)))
         else:
-            refused, reason = self._memory.refused, f"broker-refused: {type(error).__name__}"
-            if len(refused) < KNOWN_MAX:
-                refused[self._place(rows[0])] = reason
-            await self.set_aside([(rows[0], reason)])
-            is_too_much = len(refused) >= KNOWN_MAX and self._again_s < math.inf
+            is_too_much = False
+            if out.echo_of is not None:
+                self._memory.echoed.leave_out(rows, topic)
+            else:
+                refused, reason = self._memory.refused, f"broker-refused: {type(error).__name__}"
+                if len(refused) < KNOWN_MAX:
+                    refused[self._place(rows[0])] = reason
+                await self.set_aside([(rows[0], reason)])
+                is_too_much = len(refused) >= KNOWN_MAX and self._again_s < math.inf
             if self._memory.count_lone_refusal(partition) >= LONE_REFUSALS_MAX or is_too_much:
                 self._memory.condemn(TopicVerdict(topic, TOPIC_REFUSING, named(error)))
         log.debug("refused", topic=topic, error=named(error), rows=len(rows))

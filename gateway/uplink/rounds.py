@@ -18,6 +18,7 @@ from gateway.settings import GatewaySettings, KafkaSettings
 from gateway.uplink.batches import Aside, Batcher, Outgoing
 from gateway.uplink.delivery import PATIENCE_SHARE, Delivery, error_of
 from gateway.uplink.direct import DirectTopics
+from gateway.uplink.echoes import LEFT_OUT
 from gateway.uplink.memory import NO_PARTITION, Memory, Partition
 from gateway.uplink.parked import Parked, ParkedPartitions
 from gateway.uplink.refused import REFUSALS, RefusedRecords, named
@@ -66,9 +67,8 @@ class Rounds:
         timeout_s = kafka.request_timeout_s
         self._parked = ParkedPartitions(session, memory, timeout_s, timeout_s * PATIENCE_SHARE)
         self._supply = Supply(buffer, kafka, self._parked.under_way, self._new_clocks)
-        self._batcher = Batcher(
-            session, buffer, self._supply, gateway, kafka, memory, front_door.clocks, front_door.counts
-        )
+        self._counts = front_door.counts
+        self._batcher = Batcher(session, buffer, self._supply, gateway, kafka, memory, front_door.clocks)
         self._linger_s = kafka.linger_s
         self._direct = DirectTopics(session, buffer, self._supply.buffer_id, kafka, memory)
         self._delivery = Delivery(
@@ -156,6 +156,7 @@ class Rounds:
         aside: Aside = []
         for rows in (live, backlog):
             await self._batcher.encode(self._refused.known(rows, aside), outgoing, aside)
+        complete = self._memory.echoed.complete()
         is_cut = self._cut(outgoing) | await self._batcher.look_again(aside, outgoing)
         try:
             errors = await self._delivery.send(outgoing)
@@ -163,9 +164,8 @@ class Rounds:
             self._let_go(outgoing)
             raise
         if aside or errors or is_cut or self._parked:
-            self._settle_acknowledged(outgoing.values())
+            self._settle_acknowledged(outgoing.values(), complete)
         else:
-            self._batcher.owed.clear()
             for rows in (live, backlog):
                 self._settle(rows)
         if is_cut:
@@ -222,13 +222,15 @@ class Rounds:
             self._memory.state.sent += len(rows)
             self._memory.count_spared(self._buffer.counts["spared"])
             self._buffer.keep(self._memory.take_spared_mark())
+            if left_out := self._memory.echoed.settled(rows):
+                self._counts[LEFT_OUT] += left_out
 
-    def _settle_acknowledged(self, outgoing: Iterable[Outgoing]) -> None:
+    def _settle_acknowledged(self, outgoing: Iterable[Outgoing], complete: Iterable[Row] = ()) -> None:
         # Of all partitions at once: rows in their order make few spans, and each call looks at all that waits.
-        rows: list[Row] = []
+        rows = [*complete]
         for out in outgoing:
             for _, batch_rows in out.batches[out.settled : out.acknowledged]:
-                rows += self._batcher.owed.acknowledged(out.partition, batch_rows)
+                rows += self._memory.echoed.acknowledged(batch_rows, out.partition[0])
             out.settled = out.acknowledged
         self._settle(sorted(rows, key=attrgetter("lane", "sequence")))
 

@@ -233,7 +233,9 @@ class Door:
 
     bootstrap: str
     settings: str
-    """Sections of `gateway.toml` that it needs."""
+    """Lines of the route, and sections of `gateway.toml`, that it needs."""
+    kafka: str = ""
+    """Lines of `[kafka]` that it needs."""
 
 
 def kill_loop(  # noqa: PLR0913, PLR0917 - what a loop differs by
@@ -336,6 +338,7 @@ async def _kill_loop(  # noqa: PLR0913, PLR0917
     port = free_port()
     way = door or Door(bootstrap or UNREACHABLE, "")
     config = write_config(directory, way.bootstrap, port, f"kill{seed}", way.settings)
+    config.write_text(config.read_text().replace("[kafka]", f"[kafka]\n{way.kafka}"))
     if bootstrap is None:
         # Each exchange of QoS 2 has two commits.
         config.write_text(config.read_text().replace("[buffer]", "[buffer]\ncommit_delay_ms = 0"))
@@ -425,6 +428,13 @@ async def _in_kafka(bootstrap: str, prefix: str) -> Counter[tuple[str, int]]:
         header(record, "ce_id"): (record.key.decode(), int(json.loads(record.value)["n"])) for record in records
     }
     return Counter(identities.values())
+
+
+async def with_events(bootstrap: str, prefix: str) -> tuple[set[tuple[str, int]], set[tuple[str, int]]]:
+    """Readings that stand in Kafka, by device and number: as binary records, and as structured events beside them."""
+    events = await consume(bootstrap, *(f"structured-{prefix}-{kind}" for kind in KINDS))
+    told = {(record.key.decode(), int(json.loads(record.value)["data"]["n"])) for record in events}
+    return set(await _in_kafka(bootstrap, prefix)), told
 
 
 def _compare(

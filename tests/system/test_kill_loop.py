@@ -21,6 +21,7 @@ from tests.support.kill_loop import (
     set_otherwise,
     slowed,
     stalling,
+    with_events,
 )
 from tests.support.netns import BROKERS_NET, network_or_skip
 from tests.support.sizes import size
@@ -121,6 +122,26 @@ def test_nothing_acknowledged_is_missing_although_topics_lack_a_leader_or_a_repl
     assert outcome.missing == dict.fromkeys(KINDS, 0)
     assert outcome.duplicates["qos2"] == 0
     assert outcome.direct >= 3, outcome
+
+
+@pytest.mark.kafka
+@pytest.mark.long(seconds=170)
+def test_each_reading_has_its_event_although_events_lack_a_leader_for_a_while(tmp_path: Path) -> None:
+    """Two kinds have their events on a node that stands still. The third kind has its last readings there."""
+    with kafka_cluster(tmp_path / "kafka") as cluster:
+        for topic in ("structured-kill13-qos1-sequence", "structured-kill13-qos2"):
+            asyncio.run(create_topic_on(cluster.bootstrap, topic, [3], min_insync_replicas="1"))
+        latest = {"min_insync_replicas": "1", "cleanup_policy": "compact"}
+        asyncio.run(create_topic_on(cluster.bootstrap, "latest-kill13-qos1", [3], **latest))
+        lone = cluster.node(3).process
+        assert lone is not None
+        door = Door(cluster.addresses()[0], 'envelope = "both"\n', 'latest_topic = "latest-{topic}"\n')
+        outcome = kill_loop(10, tmp_path, 16.0, cluster.bootstrap, 13, partial(paused, lone), door)
+        records, events = asyncio.run(with_events(cluster.bootstrap, "kill13"))
+    assert outcome.missing == dict.fromkeys(KINDS, 0)
+    assert outcome.duplicates["qos2"] == 0
+    assert outcome.direct >= 3, outcome
+    assert records == events
 
 
 @pytest.mark.kafka

@@ -35,7 +35,7 @@ from gateway.kafka.topics import (
 )
 from gateway.reading import BufferFileError
 from gateway.record_contract import INTERNAL_PREFIX
-from gateway.settings import KafkaSettings, Settings
+from gateway.settings import KafkaSettings, Settings, topic_behind
 from gateway.tls.dates import Dates, true_time
 
 BROKERS_DIALLED_MAX = 12
@@ -351,7 +351,7 @@ def wanted_topics(settings: Settings, existing: set[str]) -> set[str]:
             made = {name for name in existing if _can_make(first, rest, name) and not name.startswith(INTERNAL_PREFIX)}
             # `device-{stream}` also matches the names of its own backlogs. A backlog has no backlog of its own.
             further |= {
-                name for name in made for template in templates if _can_make(first, rest, _stream_of(name, template))
+                name for name in made for template in templates if _can_make(first, rest, topic_behind(template, name))
             }
             of_route = made - further
         streams |= of_route
@@ -362,13 +362,6 @@ def wanted_topics(settings: Settings, existing: set[str]) -> set[str]:
         if template is not None:
             further |= {template.replace(_TOPIC, name) for name in streams}
     return {kafka.events_topic, kafka.quarantine_topic} | streams | further
-
-
-def _stream_of(name: str, template: str) -> str:
-    """Topic that a template makes a name from, by the name's shape; empty if the template does not make the name."""
-    before, _, after = template.partition(_TOPIC)
-    is_made = name.startswith(before) and name.endswith(after)
-    return name[len(before) : len(name) - len(after)] if is_made else ""
 
 
 def _can_make(first: str, rest: list[str], name: str) -> bool:

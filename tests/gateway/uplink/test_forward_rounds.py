@@ -121,9 +121,13 @@ class FakeBroker:
     leaderless: set[int] = field(default_factory=set)
     gone: set[tuple[str, int]] = field(default_factory=set)
     """Partitions that their topics do not have any more."""
+    mute: set[str] = field(default_factory=set)
+    """Topics whose partitions never answer."""
     forbidden: set[str] = field(default_factory=set)
     written: set[str] = field(default_factory=set)
     """Topics whose partitions this session knows."""
+    refused: set[tuple[str, bytes]] = field(default_factory=set)
+    """Topics with values that they refuse."""
     refuses: bool = True
     """Whether poison is refused."""
     refusal: type[KafkaError] = MessageSizeTooLargeError
@@ -133,6 +137,8 @@ class FakeBroker:
     ill: set[int] = field(default_factory=set)
     """Partitions that answer with an error that is nobody's fault."""
     answer_s: float = 0.0
+    slow: set[str] = field(default_factory=set)
+    """Topics that `answer_s` is for; if empty, all."""
     bytes_per_s: float = math.inf
     admin: Any = None
     link: Any = field(
@@ -161,17 +167,18 @@ class FakeBroker:
         return range(PARTITIONS if topic in self.written else 0)
 
     async def send(self, topic: str, partition: int, batch: EncodedBatch) -> int:
-        await asyncio.sleep(self.answer_s + len(batch._build()) / self.bytes_per_s)
+        answer_s = self.answer_s if not self.slow or topic in self.slow else 0.0
+        await asyncio.sleep(answer_s + len(batch._build()) / self.bytes_per_s)
         if self.is_down:
             raise KafkaError("down")
         if partition in self.ill:
             raise UnknownError("UNKNOWN_SERVER_ERROR")
-        while partition in self.silent:
+        while partition in self.silent or topic in self.mute:
             await asyncio.sleep(0.01)
         found = list(decoded(topic, batch))
         if topic in self.forbidden:
             raise TopicAuthorizationFailedError(topic)
-        if self.refuses and any(POISON in record.value for record in found):
+        if self.refuses and any(POISON in record.value or (topic, record.value) in self.refused for record in found):
             raise self.refusal("poison")
         offset = len(self.records[topic, partition])
         self.records[topic, partition] += found
@@ -356,10 +363,29 @@ async def test_a_topic_is_trusted_again_only_when_it_is_twice_as_quick(
         memory.verdicts = FakeVerdicts()  # type: ignore[assignment]
         topics = direct.DirectTopics(cast("KafkaSession", FakeBroker()), buffer, buffer.id, kafka, memory)
         for share in shares:
-            topics.answered("meters", share * (buffer.kafka_first_s - kafka.linger_s))
+            topics.answered("meters", "meters", share * (buffer.kafka_first_s - kafka.linger_s))
         await topics.settle(())
     assert memory.quick == ({"meters"} if is_quick else set())
     assert memory.state.disk_first == {"meters": ONE_REPLICA if is_quick else SLOW}
+
+
+async def test_the_disk_has_readings_first_if_the_topic_of_their_events_is_slow(tmp_path: Path) -> None:
+    async with opened(tmp_path / "buffer.db") as buffer, uplink(buffer) as line:
+        line.verdicts.copies, line.broker.slow = 3, {"structured-device-thermo"}
+        assert await store(buffer, [reading("a", b"1", structured=BESIDE)])
+        await until(lambda: line.memory.state.direct_topics == 1)
+        line.broker.answer_s = buffer.kafka_first_s + 0.1
+        assert await store(buffer, [reading("a", b"2", structured=BESIDE)])
+        await until(lambda: line.memory.state.disk_first == {"device-thermo": SLOW})
+        assert not buffer.direct_topics
+        line.broker.answer_s = 0.0
+        assert await store(buffer, [reading("a", b"3", structured=BESIDE)])
+        await until(lambda: line.memory.state.direct_topics == 1)
+        line.broker.mute = {"structured-device-thermo"}
+        assert await store(buffer, [reading("a", b"4", structured=BESIDE)])
+        await until(lambda: not buffer.direct_topics)
+        line.broker.mute.clear()
+        await drained(buffer)
 
 
 async def test_oldest_first_sends_strictly_in_order(tmp_path: Path) -> None:
@@ -548,6 +574,45 @@ async def test_a_topic_of_events_that_is_forbidden_costs_no_reading(tmp_path: Pa
         assert {topic for topic, _ in line.memory.offsets} == {"device-thermo"}
         assert not await quarantined_of(buffer, range(1, 500))
     assert not line.broker.of("structured-device-thermo")
+
+
+async def test_no_topic_gets_a_reading_again_because_another_one_is_in_trouble(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gateway.uplink.memory.TROUBLE_S_MIN", 0.05)
+    monkeypatch.setattr("gateway.uplink.memory.TROUBLE_S_MAX", 0.05)
+    own, beside, latest = "device-thermo", "structured-device-thermo", "latest-device-thermo"
+    async with opened(tmp_path / "buffer.db") as buffer, uplink(buffer, latest_topic="latest-{topic}") as line:
+        for mute, other in ((beside, own), (own, beside)):
+            line.broker.mute = {mute}
+            before, sessions = len(line.broker.of(other)), len(line.ended)
+            assert await store(
+                buffer, [reading(device, b"%d" % n, structured=BESIDE) for n in range(20) for device in "abc"]
+            )
+            await until(lambda before=sessions: len(line.ended) >= before + 3)  # type: ignore[misc]
+            assert len(line.broker.of(other)) == before + 60
+            assert buffer.state.rows == 60
+            line.broker.mute.clear()
+            await drained(buffer)
+            assert len(line.broker.of(other)) == before + 60
+    for topic in (own, beside):
+        assert len({record.id for record in line.broker.of(topic)}) == 120
+    assert {record.key: record.value for record in line.broker.of(latest)} == dict.fromkeys("abc", b"19")
+    assert LEFT_OUT not in line.front_door.counts
+
+
+async def test_an_event_that_is_refused_alone_is_left_out_and_the_others_go_on(tmp_path: Path) -> None:
+    async with opened(tmp_path / "buffer.db") as buffer, uplink(buffer) as line:
+        line.broker.refused = {("structured-device-thermo", b"7")}
+        assert await store(buffer, [reading("a", b"%d" % n, structured=BESIDE) for n in range(20)])
+        await drained(buffer)
+    values = [b"%d" % n for n in range(20)]
+    assert [record.value for record in line.broker.of("device-thermo")] == values
+    assert [record.value for record in line.broker.of("structured-device-thermo")] == [
+        value for value in values if value != b"7"
+    ]
+    assert line.front_door.counts[LEFT_OUT] == 1
+    assert not line.verdicts.condemned
 
 
 @pytest.mark.parametrize(
@@ -1071,9 +1136,10 @@ class Story:
         for record in first.values():
             order[record.key, record.lane].append(record.sequence)
         assert all(sequences == sorted(sequences) for sequences in order.values()), "in order within a lane"
-        last = {record.key: int(record.value.split()[0]) for record in broker.of("latest-device-thermo")}
+        last = {record.key: int(record.value) for record in broker.of("latest-device-thermo")}
+        poisoned = {device for device, payload in self.accepted if POISON in payload}
         for device, payload in self.accepted:
-            if POISON not in payload:
+            if device not in poisoned:
                 assert last[device] >= int(payload), "the last reading is the last"
 
 
