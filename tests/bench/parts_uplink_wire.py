@@ -1,9 +1,7 @@
 """Measures bytes on the wire for each reading, by codec, at live rate and in backlog, and each codec's CPU."""
 
 import asyncio
-import json
 import os
-import subprocess
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,8 +20,9 @@ from tests.bench.parts_uplink_site import (
 )
 from tests.bench.processes import Measured, NotMeasuredError, gateway
 from tests.bench.report import Result
+from tests.bench.uplink_cable import Carried, carried, have_real_packets
 from tests.support.kafka_cluster import Listener, kafka_cluster
-from tests.support.netns import BROKERS_NET, Namespace, Network, new_network
+from tests.support.netns import BROKERS_NET, Namespace, new_network
 
 CODECS = ("zstd", "lz4", "gzip", "none")
 """The first is the default."""
@@ -35,8 +34,6 @@ COUNTED_AGAIN_S = 2.0
 """Seconds between two counts by the daemon of the bytes that its connections have carried."""
 DRAINED_S_MAX = 300.0
 KAFKA_ADDRESS = f"{BROKERS_NET}.10"
-ETHERNET_BYTES = 14
-"""Bytes of each packet's Ethernet header. Another link has another header."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +44,8 @@ class _Cost:
     """For each reading, as the daemon counts."""
     interface_bytes: float
     """These bytes as the gateway's network interface counts them, without its Ethernet headers."""
+    packets: float
+    """For each reading, both ways."""
     cpu_s_per_million: float
 
 
@@ -57,13 +56,6 @@ class _Net:
     bench: Bench
     gateway: Namespace
     bootstrap: str
-
-    def interface_bytes(self) -> int:
-        """Bytes that the gateway's interface has sent and received."""
-        command = ["ip", "-n", self.gateway.name, "-s", "-j", "link", "show", "eth0"]
-        (link,) = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
-        ways = link["stats64"]["rx"], link["stats64"]["tx"]
-        return sum(way["bytes"] - ETHERNET_BYTES * way["packets"] for way in ways)
 
 
 async def wire(bench: Bench) -> list[Result]:
@@ -77,7 +69,7 @@ async def wire(bench: Bench) -> list[Result]:
         cluster = stack.enter_context(
             kafka_cluster(directory / "kafka", 1, [listener], command_prefix=network.brokers.prefix)
         )
-        _segment(network)
+        have_real_packets(network)
         net = _Net(bench, network.gateway, f"{KAFKA_ADDRESS}:{cluster.node(1).ports['GATEWAY']}")
         for codec in CODECS:
             found = await asyncio.to_thread(network.gateway.inside, lambda codec=codec: asyncio.run(_codec(net, codec)))
@@ -88,20 +80,13 @@ async def wire(bench: Bench) -> list[Result]:
     return results
 
 
-def _segment(network: Network) -> None:
-    """Packets go over these cables as over a real one: the kernel would hand on 64 kB at a time as one."""
-    network.gateway.ip("link", "set", "eth0", "gso_max_segs", "1")
-    network.brokers.ip("link", "set", "eth0", "gso_max_segs", "1")
-    for interface in ("lan0", "wan0"):
-        network.router.ip("link", "set", interface, "gso_max_segs", "1")
-
-
 def _results(suffix: str, live: _Cost, behind: _Cost) -> list[Result]:
     results = []
     for name, cost in (("live", live), ("backlog", behind)):
         target = "<= 50" if name == "backlog" and not suffix else None
         note = f"the interface counts {cost.interface_bytes:.1f}"
         results.append(Result(f"wire_bytes_per_reading_{name}{suffix}", cost.wire_bytes, "bytes", target, note))
+        results.append(Result(f"wire_packets_per_reading_{name}{suffix}", cost.packets, "packets"))
         results.append(Result(f"wire_cpu_s_per_million_{name}{suffix}", cost.cpu_s_per_million, "s"))
     results.append(
         Result(f"wire_counted_share{suffix}", behind.wire_bytes / behind.interface_bytes, "of the interface's")
@@ -142,14 +127,14 @@ async def _backlog(net: _Net, codec: str, stream: str) -> _Cost:
     directory = net.bench.directory / "wire" / f"backlog-{codec}-{stream}"
     config = write_config(directory, net.bootstrap, f"backlog-{codec}", f'compression = "{codec}"')
     copy_backlog(filled, config)
-    interface_bytes = net.interface_bytes()
+    before = carried(net.gateway)
     async with gateway(config) as sluice, asyncio.timeout(DRAINED_S_MAX):
         while read_status(directory / "buffer.db").rows:
             await asyncio.sleep(0.2)
         await asyncio.sleep(COUNTED_AGAIN_S)
         seen = await _Seen.at(net, config, sluice, rows)
     _forget(directory)
-    return seen.since(_Seen(0, interface_bytes, 0.0, 0))
+    return seen.since(_Seen(0, before, 0.0, 0))
 
 
 def _forget(directory: Path) -> None:
@@ -163,23 +148,25 @@ class _Seen:
     """Counters at one moment."""
 
     wire_bytes: int
-    interface_bytes: int
+    interface: Carried
     cpu_s: float
     readings: int
 
     @classmethod
     async def at(cls, net: _Net, config: Path, sluice: Measured, readings: int) -> "_Seen":
         """Now."""
-        interface_bytes, cpu_s = net.interface_bytes(), sluice.cpu_s
-        return cls((await status_of(config))["wire_bytes"], interface_bytes, cpu_s, readings)
+        interface, cpu_s = carried(net.gateway), sluice.cpu_s
+        return cls((await status_of(config))["wire_bytes"], interface, cpu_s, readings)
 
     def since(self, before: "_Seen") -> _Cost:
         """Cost of the readings between two moments."""
         readings = self.readings - before.readings
         if not readings:
             raise NotMeasuredError("no readings were taken in while it was measured")
+        interface = self.interface.since(before.interface)
         return _Cost(
             (self.wire_bytes - before.wire_bytes) / readings,
-            (self.interface_bytes - before.interface_bytes) / readings,
+            interface.bytes / readings,
+            interface.packets / readings,
             (self.cpu_s - before.cpu_s) / readings * 1e6,
         )

@@ -2,11 +2,14 @@
 
 import json
 from itertools import chain
+from typing import Any, NamedTuple
 
 import pytest
 from aiokafka import ConsumerRecord
+from aiokafka.record.default_records import DefaultRecordBatch
 
 from tests.bench.parts_uplink_recovery import CALM_S_MAX, Suffered, recovered_s
+from tests.bench.parts_uplink_scale import Site
 from tests.bench.parts_uplink_site import COUNTED, DEVICES, FILL_READINGS, INTERVAL_US, STREAM, readings
 from tests.bench.parts_uplink_storm import histogram, per_second
 
@@ -48,6 +51,30 @@ def test_a_cluster_is_back_when_its_last_partition_takes_new_readings() -> None:
     assert recovered_s(records, 10.0) == pytest.approx(2.5)
     assert recovered_s(records, 11.0) == float("inf"), "partition 0 has nothing new"
     assert recovered_s([], 10.0) == float("inf")
+
+
+class Record(NamedTuple):
+    """A record of a simulated gateway."""
+
+    partition: int
+    value: dict[str, Any]
+    headers: dict[str, bytes]
+
+
+def test_a_simulated_gateway_sends_each_sensors_readings_to_one_partition_as_the_sensor_made_them() -> None:
+    site, found = Site(7, "device-thermo", 3, 20), dict[str, list[Record]]()
+    for round_ in range(4):
+        for partition, batch in site.batches(round_).items():
+            for each in DefaultRecordBatch(batch._build()):
+                told = Record(partition, json.loads(each.value), dict(each.headers))
+                found.setdefault(each.key.decode(), []).append(told)
+    assert found.keys() == {f"site-007/m{number:03d}" for number in range(1, 21)}
+    for records in found.values():
+        assert len({each.partition for each in records}) == 1
+        assert [each.value["seq"] for each in records] == [0, 1, 2, 3]
+        assert [each.headers["ce_devicesequence"] for each in records] == [b"0", b"1", b"2", b"3"]
+    sequences = [int(each.headers["ce_lanesequence"]) for records in found.values() for each in records]
+    assert sorted(sequences) == list(range(80))
 
 
 def test_attempts_by_second_as_bars() -> None:

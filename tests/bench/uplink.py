@@ -11,7 +11,14 @@ BENCH_PROFILE=out.svg         the last gateway of `drain` or `latency` under py-
 
 import sys
 
-from tests.bench import parts_uplink_drain, parts_uplink_recovery, parts_uplink_storm, parts_uplink_wire
+from tests.bench import (
+    parts_uplink_drain,
+    parts_uplink_http,
+    parts_uplink_recovery,
+    parts_uplink_scale,
+    parts_uplink_storm,
+    parts_uplink_wire,
+)
 from tests.bench.processes import NotMeasuredError
 from tests.bench.runner import Part, Suite, run
 from tests.support.netns import NetworkUnavailableError
@@ -20,6 +27,8 @@ PARTS: dict[str, Part] = {
     "drain": parts_uplink_drain.drain,
     "latency": parts_uplink_drain.latency,
     "wire": parts_uplink_wire.wire,
+    "http": parts_uplink_http.http,
+    "scale": parts_uplink_scale.scale,
     "recovery": parts_uplink_recovery.recovery,
     "storm": parts_uplink_storm.storm,
     "random": parts_uplink_recovery.random_faults,
