@@ -394,7 +394,8 @@ def _findings(verdict: TopicVerdict, created: TopicVerdict | None, settings: Set
         words = "does not exist; `sluice check --create-topics` makes it, with LogAppendTime"
         return [wrong(TOPIC_ABSENT, subject, words)]
     if not verdict.usable:
-        how = " just now" if verdict.waits else ", so its readings go to the quarantine"
+        lost = "its events are left out" if kafka.echoed_in(verdict.topic) else "its readings go to the quarantine"
+        how = " just now" if verdict.waits else f", so {lost}"
         return [wrong(TOPIC_UNWRITTEN, subject, f"is not written to{how}: {verdict.reason}; {verdict.hint}")]
     # A topic that this gateway may not see could have existed before.
     is_new = created is not None and created.made
@@ -405,6 +406,8 @@ def _findings(verdict: TopicVerdict, created: TopicVerdict | None, settings: Set
 
 def _first_copy(verdict: TopicVerdict, settings: Settings) -> str:
     """Say where a topic's readings have their first durable copy, and why."""
+    if settings.kafka.echoed_in(verdict.topic):
+        return "it has further records of readings, and their own topic says where they are first"
     why = disk_always_first(settings)
     if not why and is_safe(verdict, settings.kafka):
         left_ms = (settings.buffer.kafka_first_s - settings.kafka.linger_s) * 1000

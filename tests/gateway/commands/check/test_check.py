@@ -219,6 +219,13 @@ def test_a_topic_that_is_not_written_to_says_where_its_readings_go() -> None:
     assert "topic-not-created; no right" in found.words
 
 
+def test_a_topic_of_events_is_no_place_of_readings() -> None:
+    (refused,) = _findings(TopicVerdict("structured-meters", "topic-compacted", "mend it"), None, settings_of())
+    assert refused.words == "is not written to, so its events are left out: topic-compacted; mend it"
+    (sound,) = _findings(TopicVerdict("structured-meters", summary="keeps readings", copies=2), None, settings_of())
+    assert sound.words.startswith("keeps readings; it has further records of readings")
+
+
 def test_the_words_on_the_admins_commands_come_once() -> None:
     none = Finding("topic a", ok=False, words="kafka-acls.sh --add")
     assert _with_admin_words([none]) == [none]
