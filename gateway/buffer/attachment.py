@@ -1,7 +1,8 @@
-"""Keeps the buffer attached to its file, and replaces the file if SQLite finds it corrupt.
+"""Keeps the buffer attached to its file, and replaces the file if SQLite finds it corrupt, or if it is too new.
 
-The damaged file is renamed and set aside. A new file is begun at once, so readings are stored all the while. A thread
-then takes over the readable rows of the damaged file. The process may be killed at any moment: the next start goes on.
+The file is renamed and set aside. A new file is begun at once, so readings are stored all the while. A thread
+then takes over the readable rows of the damaged file. A file of a newer version waits until that version runs. The
+process may be killed at any moment: the next start goes on.
 """
 
 import sqlite3
@@ -17,7 +18,7 @@ import msgspec
 import structlog
 
 from gateway.buffer import schema
-from gateway.buffer.file import BufferFile
+from gateway.buffer.file import AHEAD_MARK, BufferFile
 from gateway.buffer.room import ROW_BYTES
 from gateway.buffer.rows import Lane
 from gateway.buffer.salvage import aside as buffer_aside
@@ -28,6 +29,7 @@ from gateway.buffer.salvage.salvage import (
     SalvagedBatch,
     adopt_beside,
     begun_again,
+    begun_late,
     damaged_files,
     keep_largest,
     kept_marks,
@@ -52,7 +54,7 @@ log = structlog.get_logger()
 
 @dataclass(frozen=True, slots=True)
 class SetAside:
-    """A corrupt file that was renamed and kept, and whose readable rows are taken over."""
+    """A corrupt file, or one of a newer version, that was renamed and kept. Its readable rows are taken over."""
 
     name: str
     buffer_id: str
@@ -126,6 +128,8 @@ class Attachment:
                         self.file.abandon()
                         raise
                     self._reset()
+                except schema.NewerFileError as error:
+                    self._replace("buffer is too new: set aside until that version runs, a new one is begun", error)
                 except sqlite3.Error as error:
                     if not schema.is_corruption(error):
                         raise
@@ -137,14 +141,20 @@ class Attachment:
             ) from error
 
     def _remember(self) -> None:
-        """Restart salvages whose marks are lost."""
+        """Restart salvages whose marks are lost, and begin those that this version was waited for."""
         known = kept_marks(self.file.marks(SALVAGE_PREFIX))
-        asides = [aside for aside in buffer_aside.waiting(self._settings.path) if aside.name not in known]
-        if not asides:
+        waiting = buffer_aside.waiting(self._settings.path)
+        lost = [aside for aside in waiting if aside.name not in known]
+        late = [aside for aside in waiting if aside.name in known and known[aside.name].newer]
+        late = [aside for aside in late if not schema.is_newer(aside)]
+        if not lost and not late:
             return
-        log.error("how far a salvage had come is lost: begun again", asides=[aside.name for aside in asides])
+        if lost:
+            log.error("how far a salvage had come is lost: begun again", asides=[aside.name for aside in lost])
+        if late:
+            log.info("files of this version are taken over", asides=[aside.name for aside in late])
         self.file.close()
-        again = [begun_again(aside) for aside in asides]
+        again = [*map(begun_again, lost), *(begun_late(aside, {AHEAD_MARK}) for aside in late)]
         # The salvaged lanes get lower numbers than this start's lane.
         lanes = [lane for damaged in again for lane in damaged.lanes.values()]
         self.file = BufferFile(self._settings, self._boot_id, self._clock, self._counts, lanes)
@@ -166,8 +176,11 @@ class Attachment:
 
         On a dead disk nothing changes: every file looks damaged there, and Kafka needs the numbers of this one.
         """
+        self._replace("buffer is corrupt: set aside, a new one takes over what can be read of it", error)
+
+    def _replace(self, words: str, error: Exception) -> None:
         buffer_aside.try_disk(self._settings.path)
-        log.error("buffer is corrupt: set aside, a new one takes over what can be read of it", error=str(error))
+        log.error(words, error=str(error))
         self._put_aside()
         self._begin_anew()
 
@@ -283,7 +296,8 @@ class Attachment:
 
     def _begin_salvages(self) -> None:
         """Start salvaging every file that has a mark, also from earlier starts."""
-        marks = kept_marks(self.file.marks(SALVAGE_PREFIX))
+        kept = kept_marks(self.file.marks(SALVAGE_PREFIX))
+        marks = {name: progress for name, progress in kept.items() if not progress.newer}
         # The newest first: rows that it took over from an older file come before the rest of the older file.
         work = [(self._settings.path.with_name(name), marks[name]) for name in sorted(marks, reverse=True)]
         if work:

@@ -3,6 +3,7 @@
 import secrets
 import sqlite3
 from collections.abc import Iterable
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -116,16 +117,27 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
 """Statements by version. `PRAGMA user_version` is how many of these versions a file has."""
 
 
+class NewerFileError(BufferFileError):
+    """A newer version wrote the file, in a form that this one does not know."""
+
+
 def connect_read_only(path: Path) -> sqlite3.Connection:
     """Open a file that is not to be changed, at whatever schema it is. Raises sqlite3.Error."""
     return sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)
 
 
+def is_newer(path: Path) -> bool:
+    """Whether only a newer version can read the file. False if the file cannot be asked."""
+    with suppress(sqlite3.Error, UnicodeDecodeError), closing(connect_read_only(path)) as connection:
+        return _stored_version(connection) > len(MIGRATIONS)
+    return False
+
+
 def connect(path: Path) -> sqlite3.Connection:
     """Open the file for its one writer, durable at every COMMIT, at the current schema.
 
-    Raises sqlite3.Error if SQLite cannot open it, and OSError if the disk refuses. Raises BufferFileError if a newer
-    version or another program wrote it.
+    Raises sqlite3.Error if SQLite cannot open it, and OSError if the disk refuses. Raises NewerFileError if a newer
+    version wrote it, and BufferFileError if another program did.
     """
     # SQLite gives the -wal and -shm files the rights of their file. A file that is set aside keeps its rights.
     make_private(path)
@@ -237,16 +249,20 @@ def is_of_disk(error: Exception) -> bool:
     return isinstance(error, OSError | BufferFileError) or (code is not None and code & 0xFF in _OF_DISK)
 
 
-def _version(connection: sqlite3.Connection) -> int:
+def _stored_version(connection: sqlite3.Connection) -> int:
     (version,) = connection.execute("PRAGMA user_version").fetchone()
+    return int(version)
+
+
+def _version(connection: sqlite3.Connection) -> int:
+    version = _stored_version(connection)
     if version == 0 and connection.execute("SELECT 1 FROM sqlite_master").fetchone():
         raise BufferFileError("the file is another program's database: set buffer.path to a file of its own")
     if version > len(MIGRATIONS):
-        raise BufferFileError(
-            f"the buffer was written by a newer Sluice (schema {version}, this one knows {len(MIGRATIONS)}): "
-            "install that version again, or set buffer.path to a new file"
+        raise NewerFileError(
+            f"the buffer was written by a newer Sluice (schema {version}, this one knows {len(MIGRATIONS)})"
         )
-    return int(version)
+    return version
 
 
 _REFERRED = ("lane", "series")

@@ -14,7 +14,8 @@ from gateway.buffer.boots import clock_of
 from gateway.buffer.lanes import count_rows
 from gateway.buffer.losses import OWN_LOSSES
 from gateway.buffer.rows import START, Position
-from gateway.buffer.schema import MIGRATIONS, buffer_id, is_corruption
+from gateway.buffer.salvage.salvage import SALVAGE_PREFIX, kept_marks
+from gateway.buffer.schema import MIGRATIONS, buffer_id, is_corruption, read_marks
 from gateway.buffer.stored_rows import first_of, newest_rows_after
 from gateway.clock.gateway_clock import BootClock
 from gateway.clock.kernel_clock import boot_id, boottime_us, read_wall_clock
@@ -109,12 +110,14 @@ class BufferStatus(Struct, frozen=True):
     losses: dict[str, int]
     """Readings that are gone for good, by reason, as far as not yet reported to Kafka."""
     set_aside: tuple[str, ...]
-    """Names of corrupt files beside it, which it replaced."""
+    """Names of files beside it, which it replaced: corrupt ones, and those of newer versions."""
     devices: tuple[DeviceStatus, ...]
     losses_by_device: dict[str, int] = {}
     """Such readings by device; under an empty name if the device is unknown."""
     lost_us: int = 0
     """Newest such loss of a sensor's reading in this boot, CLOCK_BOOTTIME in microseconds; 0 if there is none."""
+    newer: tuple[str, ...] = ()
+    """Those of `set_aside` whose readings wait until this box runs a newer version."""
 
 
 def read_status(path: Path) -> BufferStatus:
@@ -246,7 +249,7 @@ def _wal_bytes(path: Path) -> int:
 
 
 def set_aside_files(path: Path) -> tuple[str, ...]:
-    """Names of the corrupt files that a buffer file replaced, oldest first."""
+    """Names of the files that a buffer file replaced, oldest first."""
     names = (found.name for found in path.parent.glob(f"{path.name}{ASIDE_MARK}*"))
     return tuple(sorted(name for name in names if not name.endswith(("-wal", "-shm"))))
 
@@ -274,6 +277,7 @@ def _read(connection: sqlite3.Connection, path: Path) -> BufferStatus:
     ).fetchone()
     oldest_us, oldest_boot, *clock_columns = oldest or (0, "", 0, None, None)
     clock = clock_of(*clock_columns)
+    salvages = kept_marks(read_marks(connection, SALVAGE_PREFIX))
     return BufferStatus(
         buffer_id=buffer_id(connection),
         running=is_running(path),
@@ -290,6 +294,7 @@ def _read(connection: sqlite3.Connection, path: Path) -> BufferStatus:
         devices=_devices(connection),
         losses_by_device=by_device,
         lost_us=lost_us,
+        newer=tuple(name for name, progress in salvages.items() if progress.newer),
     )
 
 

@@ -184,11 +184,25 @@ def _disk(facts: Facts) -> Iterator[Condition]:
             means = _WITHOUT_DISK
         todo = "See that the card or disk is there and has room; if it stays so, replace it. sluice check says more."
         yield Condition("disk-failing", "bad", "Disk", words, means, todo)
-    for name in facts.buffer_status.set_aside if facts.buffer_status is not None else ():
-        words = f"The buffer's file was found corrupt and set aside ({name})."
+    set_aside, newer = ((), ()) if (found := facts.buffer_status) is None else (found.set_aside, found.newer)
+    for name in set_aside:
+        if name in newer:
+            yield _of_newer_version(name)
+            continue
+        words = f"The buffer's file could not be used, and was set aside ({name})."
         means = "What could be read of it was saved."
-        todo = "Replace the memory card if this happens again. Remove that file once you need nothing more of it."
+        todo = (
+            "If it was damaged, replace the memory card if this happens again. Remove that file once you need nothing "
+            "more of it."
+        )
         yield Condition("buffer-set-aside", "warn", "Disk", words, means, todo)
+
+
+def _of_newer_version(name: str) -> Condition:
+    words = f"A newer version wrote the buffer's file, so this one has set it aside ({name})."
+    means = "Readings that wait in it go to Kafka once this box runs that version or a later one."
+    todo = "Update this box. Do not remove that file."
+    return Condition("buffer-newer", "warn", "Disk", words, means, todo)
 
 
 def _buffer(facts: Facts) -> Iterator[Condition]:

@@ -1,5 +1,7 @@
 """Takes readable rows out of a buffer file that SQLite found corrupt. Rows keep their identity.
 
+A file of a newer version is left as it is. Once this box runs that version, its rows are taken over in the same way.
+
 They come from the file's pages (`buffer.salvage.page_scan`). The file was set aside (`buffer.salvage.aside`), and is
 never changed here.
 """
@@ -22,6 +24,7 @@ import msgspec
 import structlog
 from msgspec.structs import replace
 
+from gateway.buffer import schema
 from gateway.buffer.boots import adopt_boots, is_ordered, order_by_lanes
 from gateway.buffer.lanes import LANE_PREFIX, numbers_without_rows
 from gateway.buffer.rows import SEQUENCE_MAX, Lane, Loss, Position, Quarantined, Row, Series, Span, joined, span_at
@@ -126,6 +129,8 @@ class Progress(msgspec.Struct, frozen=True):
     """Most rows that a file of its size can hold."""
     ended: bool = False
     """Whether the salvage has ended, and only the file's name does not say so yet."""
+    newer: bool = False
+    """Whether only a newer version can read the file. The salvage begins once one runs."""
     version: int = 1
     """Former versions stored none."""
 
@@ -640,6 +645,9 @@ def damaged_files(
     files: dict[str, Damaged] = {}
     carried: dict[str, tuple[Progress, RowContext]] = {}
     for aside, lane, rows in asides:
+        if schema.is_newer(aside):
+            files[final_name(aside)] = _left_alone(aside)
+            continue
         found = read_beside(aside, lane)
         progress = Progress({}, -1, -1, found.dense, rows, gone=found.gone, rows_max=_rows_max(aside))
         files[final_name(aside)] = Damaged(
@@ -659,12 +667,31 @@ def damaged_files(
 
 def begun_again(aside: Path) -> Damaged:
     """A file whose progress is lost. Rows that were taken over come again."""
+    # Its marks and losses were taken over, and may have been deleted since.
+    return _left_alone(aside) if schema.is_newer(aside) else _begun(aside, ("boot",), ())
+
+
+def begun_late(aside: Path, marks: Container[str]) -> Damaged:
+    """A file of a newer version, which this version can read.
+
+    Nothing of it was taken over. Of its marks only `marks` are: others may hide readings that came in since.
+    """
+    return _begun(aside, _COPIED_TABLES, marks)
+
+
+def _begun(aside: Path, tables: Iterable[str], marks: Container[str]) -> Damaged:
     found = read_beside(aside, None)
     lanes = {lane.number: lane for lane in found.lanes}
     progress = Progress({}, -1, -1, found.dense, None, gone=found.gone, rows_max=_rows_max(aside))
-    # Its marks and losses were taken over, and may have been deleted since.
-    clocks = RowContext(floors=found.floors, tables={"boot": found.tables.get("boot", [])})
-    return Damaged(aside, lanes, progress, clocks, _bytes_of(aside))
+    copied = {table: found.tables.get(table, []) for table in tables}
+    copied["mark"] = [values for values in copied.get("mark", ()) if values[0] in marks]
+    return Damaged(aside, lanes, progress, RowContext(floors=found.floors, tables=copied), _bytes_of(aside))
+
+
+def _left_alone(aside: Path) -> Damaged:
+    """A file that has to wait for a newer version."""
+    progress = Progress({}, -1, -1, [], None, newer=True)
+    return Damaged(aside.with_name(final_name(aside)), {}, progress, None, _bytes_of(aside))
 
 
 def _carried_over(aside: Path, progress: Progress, through: RowContext) -> Damaged:

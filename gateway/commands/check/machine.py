@@ -165,6 +165,13 @@ def _buffer(settings: BufferSettings) -> Finding:
                 f"{path} is no SQLite file, or damaged; sluice run sets it aside, salvages what can be read, and goes "
                 "on with a new file. If it belongs to another program, write another path",
             )
+        if path.exists() and _schema(_header(path)) > len(MIGRATIONS):
+            return remark(
+                "buffer-newer",
+                subject,
+                f"a newer Sluice wrote {path}; sluice run sets it aside, and goes on with a new file. Readings that "
+                "wait in it go to Kafka once that version or a later one runs",
+            )
         return _room(settings)
     except OSError as error:
         return wrong(
@@ -185,21 +192,16 @@ def _file_mistake(path: Path) -> str | None:
             return _not_writable(beside)
     if not path.exists():
         return None
-    return _version_mistake(path)
+    return _mistake_in_file(path)
 
 
-def _version_mistake(path: Path) -> str | None:
+def _mistake_in_file(path: Path) -> str | None:
     header = _header(path)
     if header[:16] != _SQLITE_MAGIC:
         return None
-    pages, version = int.from_bytes(header[28:32]), int.from_bytes(header[60:64])
-    if version > len(MIGRATIONS):
-        return (
-            f"{path} was written by a newer Sluice (schema {version}, this one knows {len(MIGRATIONS)}); "
-            "use that version, or write another path"
-        )
+    pages = int.from_bytes(header[28:32])
     # With a WAL, which a buffer has, the header may be outdated.
-    if not version and pages > 1 and not path.with_name(path.name + "-wal").exists():
+    if not _schema(header) and pages > 1 and not path.with_name(path.name + "-wal").exists():
         return f"{path} is another program's database; write a path of the gateway's own"
     return None
 
@@ -208,6 +210,10 @@ def _header(path: Path) -> bytes:
     """Header of a database: pages from byte 28, `user_version` from byte 60 (SQLite's file format, section 1.3)."""
     with path.open("rb") as file:
         return file.read(100)
+
+
+def _schema(header: bytes) -> int:
+    return int.from_bytes(header[60:64])
 
 
 def _not_readable(config: Path) -> str:

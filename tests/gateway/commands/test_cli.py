@@ -95,7 +95,7 @@ async def test_status_tells_losses_and_files_set_aside(tmp_path: Path, config: P
     connection.close()
     shown = await status(config)
     assert "lost        1,200 not reported to Kafka yet: 1,200 buffer-full, unknown ring\n" in shown
-    assert f"found corrupt and set aside ({aside})" in shown
+    assert f"could not be used, and was set aside ({aside})" in shown
     told = json.loads(await status(config, "--json"))
     assert (told["losses"], told["set_aside"], told["daemon"]) == (
         {"buffer-full": 1200, "ring": 0},

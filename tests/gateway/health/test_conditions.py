@@ -274,8 +274,14 @@ def test_a_gateway_that_has_just_started_is_given_a_moment() -> None:
         (
             {"buffer_status": replace(FOUND, set_aside=("buffer.db.corrupt-1",))},
             "warn",
-            "The buffer's file was found corrupt and set aside (buffer.db.corrupt-1).",
-            "Replace the memory card",
+            "The buffer's file could not be used, and was set aside (buffer.db.corrupt-1).",
+            "replace the memory card",
+        ),
+        (
+            {"buffer_status": replace(FOUND, set_aside=("buffer.db.corrupt-1",), newer=("buffer.db.corrupt-1",))},
+            "warn",
+            "A newer version wrote the buffer's file, so this one has set it aside (buffer.db.corrupt-1).",
+            "Update this box",
         ),
         ({"findings": (("7", "the tick stands still"),)}, "warn", "7: the tick stands still.", ""),
         (

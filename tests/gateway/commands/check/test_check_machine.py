@@ -135,7 +135,6 @@ async def test_looking_at_a_buffer_that_is_there_changes_nothing(tmp_path: Path)
         ("/file/buffer.db", "buffer.path", "file is no directory"),
         ("/folder", "buffer.path", "is a directory; name a file in it, such as "),
         ("/mail.db", "buffer.path", "is another program's database; write a path of the gateway's own"),
-        ("/newer.db", "buffer.path", "was written by a newer Sluice (schema 99, this one knows 4)"),
     ],
 )
 def test_a_path_that_cannot_hold_the_buffer(tmp_path: Path, change: str, subject: str, words: str) -> None:
@@ -143,12 +142,19 @@ def test_a_path_that_cannot_hold_the_buffer(tmp_path: Path, change: str, subject
     (tmp_path / "folder").mkdir()
     with closing(sqlite3.connect(tmp_path / "mail.db")) as connection:
         connection.execute("CREATE TABLE mail (text)")
-    with closing(schema.connect(tmp_path / "newer.db")) as connection:
-        connection.execute("PRAGMA user_version = 99")
-        connection.execute("PRAGMA journal_mode = DELETE")
     found = findings(write_config(tmp_path, **{"/buffer.db": change}))[subject]
     assert judgement(found) == "FAIL"
     assert words in found.words
+
+
+def test_a_buffer_of_a_newer_version(tmp_path: Path) -> None:
+    config = write_config(tmp_path)
+    with closing(schema.connect(tmp_path / "buffer.db")) as connection:
+        connection.execute("PRAGMA user_version = 99")
+        connection.execute("PRAGMA journal_mode = DELETE")
+    found = findings(config)["buffer.path"]
+    assert (judgement(found), found.code) == ("warn", "buffer-newer")
+    assert "sluice run sets it aside" in found.words
 
 
 def test_for_how_long_a_device_is_kept_whatever_another_one_sends(tmp_path: Path) -> None:
