@@ -177,13 +177,17 @@ def guest(drive: str | Path, log: Path, *, stick: Path | None = None, options: S
 def raspberry_pi_3(image: Path, folder: Path) -> Iterator[Guest]:
     """A Raspberry Pi 3 with this card, a power of two long. U-Boot and the device tree are the card's own.
 
-    Nobody has emulated the firmware that would load both, nor is there a network.
+    Nobody has emulated the firmware that would load both, nor is there a network. Whoever arms the emulated watchdog
+    restarts the machine at once, so systemd is told to leave it alone.
     """
     files = {name: folder / name for name in ("u-boot-rpi3.bin", "bcm2837-rpi-3-b.dtb")}
     for name, path in files.items():
         found = boot_file(image, name)
         assert found is not None, f"{name} is not on the card"
         path.write_bytes(found)
+    words = boot_file(image, "cmdline.txt")
+    assert words is not None
+    put(image, "cmdline.txt", words.rstrip() + b" systemd.watchdog_sec=off\n")
     log = folder / "console"
     kernel, tree = files.values()
     command = ["qemu-system-aarch64", "-M", "raspi3b", "-m", "1G", "-display", "none", "-monitor", "none"]
