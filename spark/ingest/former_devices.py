@@ -26,17 +26,22 @@ def take_over_devices(spark: SparkSession, tables: str) -> None:
     paths = {name: path for path in folders_in(spark, tables) if (name := path.rpartition("/")[2]) in FORMER}
     if not paths:
         return
+    parts = AppendTable(spark, device_parts_path(tables), device_parts_schema())
+    # Once they were taken over, a start that died may have left only some of their files.
+    if parts.last(ORDINAL) < 0 and (saved := _saved(spark, paths)) >= 0:
+        parts.append(_former_parts(spark, paths), {ORDINAL: saved})
+    for path in paths.values():
+        remove_folder(spark, path)
+
+
+def _saved(spark: SparkSession, paths: Mapping[str, str]) -> int:
+    """The last batch that the tables have; -1 if there is none."""
     numbers = {name: commit_numbers(spark, path) for name, path in paths.items()}
     runs, settled, heard = (numbers.get(name, {}) for name in FORMER)
     if 0 <= settled.get(SETTLED, -1) < runs.get(SETTLED, -1):
         words = "is of another moment than `device_runs`. All tables have to be made anew from `log`"
         raise MomentsError(f"{paths[FORMER[1]]} {words}")
-    saved = min(runs.get(ORDINAL, -1), heard.get(ORDINAL, -1))
-    parts = AppendTable(spark, device_parts_path(tables), device_parts_schema())
-    if parts.last(ORDINAL) < saved:
-        parts.append(_former_parts(spark, paths), {ORDINAL: saved})
-    for path in paths.values():
-        remove_folder(spark, path)
+    return min(runs.get(ORDINAL, -1), heard.get(ORDINAL, -1))
 
 
 def _former_parts(spark: SparkSession, paths: Mapping[str, str]) -> DataFrame:

@@ -17,7 +17,7 @@ from spark.finality.stream_proofs import REJECTED
 from spark.ingest.former_devices import FORMER
 from spark.log.amendments import amendments_path
 from spark.log.deletions import append_deletion, is_of_device, read_deletions, was_deleted
-from spark.log.device_parts import device_parts_path
+from spark.log.device_parts import device_parts_path, read_device_parts
 from spark.log.edge_times import LATEST_US
 from spark.log.log_table import LOG_PARTITION, log_path, log_schema, read_log
 from spark.log.verdicts import DELETED, EMPTIED, IMPLAUSIBLE_DATE
@@ -45,9 +45,9 @@ def rows_of_device(spark: SparkSession, warehouse: str, namespace: str, device: 
 def is_known(spark: SparkSession, warehouse: str, namespace: str, device: str) -> bool:
     """Whether the device was deleted before, or a table that outlives its records still names it."""
     tables = seen_tables(spark, warehouse)
+    by_path = (spark.read.format("delta").load(path) for path in (windows_path(tables), changes_path(warehouse)))
     return (namespace, device) in read_deletions(spark, warehouse) or any(
-        not spark.read.format("delta").load(path).where(_is_of(namespace, device)).isEmpty()
-        for path in (windows_path(tables), changes_path(warehouse), device_parts_path(tables))
+        not table.where(_is_of(namespace, device)).isEmpty() for table in (*by_path, read_device_parts(spark, tables))
     )
 
 

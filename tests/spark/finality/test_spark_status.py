@@ -14,6 +14,7 @@ from pyspark.sql import SparkSession
 from spark.batch_job import BatchJob
 from spark.cli import main
 from spark.decode.streams_file import parse_streams
+from spark.engine.delta_staging import jvm_of
 from spark.engine.warehouse_folder import only_writer
 from spark.finality.loss_table import read_losses
 from spark.finality.stream_proofs import REJECTED
@@ -279,11 +280,14 @@ def test_a_take_over_that_dies_before_the_former_tables_are_gone_is_finished(
     take(job, 0, counted(*range(10), *range(20, 30)))
     job.save()
     of_an_earlier_program(spark, job.tables, 0)
-    with (
-        patch.object(former_devices, "remove_folder", side_effect=InterruptedError),
-        pytest.raises(InterruptedError),
-    ):
+
+    def dying(_: SparkSession, path: str) -> None:
+        min(Path(path, "_delta_log").glob("*.json")).unlink()
+        raise InterruptedError
+
+    with patch.object(former_devices, "remove_folder", dying), pytest.raises(InterruptedError):
         BatchJob(spark, new_warehouse)
+    jvm_of(spark).org.apache.spark.sql.delta.DeltaLog.clearCache()
     rows = read_device_parts(spark, job.tables).count()
 
     job = BatchJob(spark, new_warehouse)
