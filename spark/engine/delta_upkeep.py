@@ -222,7 +222,8 @@ def vacuum(spark: SparkSession, path: str, keep_hours: float) -> Removed:
         folders[:] = [name for name in folders if not name.startswith(("_", "."))]
         for name in names:
             file = Path(folder, name)
-            if name.startswith(("_", ".")) or file.relative_to(path).as_posix() in needed:
+            # Whatever else lies there is not known to Delta's list of files, and may be needed.
+            if name.startswith(("_", ".")) or file.suffix != ".parquet" or file.relative_to(path).as_posix() in needed:
                 continue
             about = file.stat()
             if about.st_mtime <= before_s:
