@@ -38,16 +38,13 @@ class AppendTable:
     def begin(self) -> "StagedAppend":
         return StagedAppend(self)
 
-    def append(self, rows: DataFrame, numbers: dict[str, int], *, instead_of: str | None = None) -> None:
-        """Write and commit in one step, or do nothing if the first of the numbers was committed before.
-
-        `StagedAppend.commit` explains `numbers` and `instead_of`.
-        """
+    def append(self, rows: DataFrame, numbers: dict[str, int]) -> None:
+        """Write and commit in one step, or do nothing if the first of the numbers was committed before."""
         application, number = next(iter(numbers.items()))
         if self.last(application) < number:
             staged = self.begin()
             staged.write(rows)
-            staged.commit(numbers, instead_of=instead_of)
+            staged.commit(numbers)
 
     def rows(self, files: Sequence[Any]) -> DataFrame:
         """Read files of the table, committed or not."""
