@@ -14,7 +14,7 @@ COLUMNS = """
     spans array<struct<first: bigint, last: bigint, batch_first: bigint, batch_last: bigint>>
 """
 LANES_MAX = 10_000
-"""Lanes in the driver's memory, of up to 3 kB each: those that grew last. Others are looked up when they grow again."""
+"""Lanes in the driver's memory, of about 2 kB each: those that grew last. Others are looked up when they grow again."""
 
 
 def seen_path(tables: str) -> str:

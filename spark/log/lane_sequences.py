@@ -15,7 +15,7 @@ AHEAD_MAX = 1 << 20
 """Numbers from the first missing one on that are held as bits, in at most 128 kB."""
 FAR_MAX = 1 << 12
 """Numbers above the bits that are held. More make the bits move on. So few may be damaged or forged."""
-SPANS_MAX = 64
+SPANS_MAX = 48
 """Spans of a lane's numbers and their batches. Beyond it, neighbours are joined."""
 
 Lane = tuple[str, str]
