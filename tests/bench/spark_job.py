@@ -8,6 +8,7 @@ import time
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from spark.batch_job import BatchJob
 from spark.decode.codec_declarations import Metric, Stream, Streams
 from spark.engine.session import open_session
 from spark.log.log_table import BatchId
-from spark.upkeep.table_upkeep import Upkeep
+from spark.upkeep.table_upkeep import Upkeep, maintain
 from spark.views.windows_view import open_windows
 from tests.bench.context import say
 from tests.bench.processes import Measured, NotMeasuredError, spawn, stop
@@ -70,6 +71,18 @@ class Job:
         """Take a batch of Spark's Kafka source (`includeHeaders`) into all tables, and do their upkeep."""
         counts = self._job.take(records, BatchId(INGEST, number), {})
         self._upkeep.after_batch(max(counts.newest_us.values(), default=None))
+
+    def save(self) -> None:
+        """Save the state of the driver."""
+        self._job.save()
+
+    def maintain(self) -> None:
+        """Do the daily upkeep."""
+        maintain(self._job, datetime.now(UTC).date())
+
+    def end(self) -> None:
+        """End the work beside the batches. The state is not saved."""
+        self._upkeep.end()
 
     def writer(self, records: DataFrame) -> DataStreamWriter:
         return records.writeStream.foreachBatch(self.take)

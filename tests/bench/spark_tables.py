@@ -7,7 +7,13 @@ BENCH_HISTORY=200             batches of 50,000 records in the older of the two 
 
 import sys
 
-from tests.bench import parts_spark_freshness, parts_spark_growth, parts_spark_rate, parts_spark_theodolite
+from tests.bench import (
+    parts_spark_freshness,
+    parts_spark_growth,
+    parts_spark_known,
+    parts_spark_rate,
+    parts_spark_theodolite,
+)
 from tests.bench.runner import Part, Suite, run
 
 PARTS: dict[str, Part] = {
@@ -15,6 +21,7 @@ PARTS: dict[str, Part] = {
     "stock": parts_spark_rate.stock,
     "history": parts_spark_growth.history,
     "devices": parts_spark_growth.devices,
+    "known": parts_spark_known.known,
     "freshness": parts_spark_freshness.freshness,
     "theodolite": parts_spark_theodolite.theodolite,
 }
