@@ -22,8 +22,8 @@ from gateway.buffer.file import AHEAD_MARK, BufferFile
 from gateway.buffer.room import ROW_BYTES
 from gateway.buffer.rows import Lane
 from gateway.buffer.salvage import aside as buffer_aside
+from gateway.buffer.salvage.progress import SALVAGE_PREFIX, kept_marks
 from gateway.buffer.salvage.salvage import (
-    SALVAGE_PREFIX,
     Damaged,
     Salvage,
     SalvagedBatch,
@@ -32,7 +32,6 @@ from gateway.buffer.salvage.salvage import (
     begun_late,
     damaged_files,
     keep_largest,
-    kept_marks,
 )
 from gateway.clock.gateway_clock import BootClock
 from gateway.reading import BufferFileError, Mark

@@ -42,7 +42,7 @@ from gateway.buffer.rows import (
     earliest_event_us,
     spans_of,
 )
-from gateway.buffer.salvage.salvage import SALVAGE_PREFIX, Progress, kept_marks
+from gateway.buffer.salvage.progress import SALVAGE_PREFIX, Progress, kept_marks
 from gateway.buffer.sensor_runs import RUNS_MAX, DeviceRuns
 from gateway.buffer.series import SeriesTable
 from gateway.buffer.shares import Shares

@@ -14,7 +14,7 @@ from gateway.buffer.boots import clock_of
 from gateway.buffer.lanes import count_rows
 from gateway.buffer.losses import OWN_LOSSES
 from gateway.buffer.rows import START, Position
-from gateway.buffer.salvage.salvage import SALVAGE_PREFIX, kept_marks
+from gateway.buffer.salvage.progress import SALVAGE_PREFIX, kept_marks
 from gateway.buffer.schema import MIGRATIONS, buffer_id, is_corruption, read_marks
 from gateway.buffer.stored_rows import first_of, newest_rows_after
 from gateway.clock.gateway_clock import BootClock

@@ -19,6 +19,7 @@ from gateway.buffer.file import BufferFile
 from gateway.buffer.losses import has_losses
 from gateway.buffer.rows import START, Loss, Position, Span, spans_of
 from gateway.buffer.salvage import page_scan, salvage
+from gateway.buffer.salvage.progress import SALVAGE_PREFIX, Progress, kept_marks
 from gateway.buffer.schema import corruption
 from gateway.buffer.sqlite_pages import INTERIOR_INDEX, INTERIOR_TABLE, LEAF_INDEX, LEAF_TABLE, PageError, btree_page
 from gateway.reading import BufferFileError, Mark
@@ -576,7 +577,7 @@ async def test_salvaged_files_are_deleted_when_there_are_too_many_and_others_onl
         for _ in range(3):
             buffer.attachment._anew_due_s = float("-inf")
             await fail(buffer)
-        assert len(await marks_of(buffer, salvage.SALVAGE_PREFIX)) == 2
+        assert len(await marks_of(buffer, SALVAGE_PREFIX)) == 2
         assert {loss.reason for loss in await losses(buffer)} <= {"buffer-damaged", "buffer-unreadable"}
 
 
@@ -660,10 +661,10 @@ async def test_a_reading_whose_series_is_lost_keeps_its_boot_and_its_sequence(tm
 
 async def test_a_mark_whose_name_is_damaged_keeps_no_start_from_the_file(path: Path) -> None:
     """A bit makes a `.` to a `/`."""
-    progress = msgspec.json.encode(salvage.Progress({1: 1}, -1, -1, [1], 5))
+    progress = msgspec.json.encode(Progress({1: 1}, -1, -1, [1], 5))
     names = ["buffer/db.corrupt-20260101T000000.000000", "/", ".", "..", "", "x\0.corrupt-20260101T000000.000000"]
     async with opened(path) as buffer:
-        await append(buffer, [], [Mark(salvage.SALVAGE_PREFIX + name, progress) for name in names])
+        await append(buffer, [], [Mark(SALVAGE_PREFIX + name, progress) for name in names])
     async with opened(path) as buffer:
         assert len(await identities(buffer)) == ROWS
         assert not buffer.attachment.salvaged
@@ -718,7 +719,7 @@ async def test_a_salvage_whose_mark_is_damaged_is_begun_again(path: Path, monkey
     with monkeypatch.context() as patch:
         patch.setattr(Attachment, "_adopt_now", refuse)
         async with opened(path, "boot-2") as buffer:
-            (mark,) = await marks_of(buffer, salvage.SALVAGE_PREFIX)
+            (mark,) = await marks_of(buffer, SALVAGE_PREFIX)
             await append(buffer, [], [Mark(mark, b'{"lanes":{"1":1},"lane":-1,"tequence":-1')])
     async with opened(path, "boot-3") as buffer:
         assert await store(buffer, [entry(b"after", "43", 0)])
@@ -743,7 +744,7 @@ async def test_a_salvage_that_is_cut_off_before_the_file_is_renamed_is_not_begun
     assert not list(tmp_path.glob("*.salvaged"))
     async with opened(path) as buffer:
         async with asyncio.timeout(patience(20)):
-            while await marks_of(buffer, salvage.SALVAGE_PREFIX):
+            while await marks_of(buffer, SALVAGE_PREFIX):
                 await asyncio.sleep(0.01)
         assert list(tmp_path.glob("*.salvaged"))
         assert not await rows(buffer)
@@ -775,8 +776,8 @@ async def test_a_salvage_that_an_older_version_began_goes_on(
         patch.setattr(Attachment, "_adopt_now", refuse)
         async with opened(path) as buffer:
             await find_damage(buffer)
-            (mark,) = await marks_of(buffer, salvage.SALVAGE_PREFIX)
-            found = salvage.kept_marks(await marks_of(buffer, mark))[mark.removeprefix(salvage.SALVAGE_PREFIX)]
+            (mark,) = await marks_of(buffer, SALVAGE_PREFIX)
+            found = kept_marks(await marks_of(buffer, mark))[mark.removeprefix(SALVAGE_PREFIX)]
             same = {"lanes": found.lanes, "lane": 1, "dense": [1], "expected": ROWS}
             await append(buffer, [], [Mark(mark, msgspec.json.encode(same | older))])
     async with opened(path) as buffer:

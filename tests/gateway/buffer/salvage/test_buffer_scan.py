@@ -31,7 +31,8 @@ from gateway.buffer.rows import (
 )
 from gateway.buffer.salvage import page_scan, salvage
 from gateway.buffer.salvage.page_scan import DamagedPages
-from gateway.buffer.salvage.salvage import Progress, Salvage, SalvagedBatch
+from gateway.buffer.salvage.progress import SALVAGE_PREFIX, Progress, kept_marks
+from gateway.buffer.salvage.salvage import Salvage, SalvagedBatch
 from gateway.buffer.sqlite_pages import Cell, PageError, payload, record
 from tests.gateway.buffer.salvage.test_buffer_salvage import fold
 from tests.support.buffers import (
@@ -824,7 +825,7 @@ def test_a_mark_with_an_absurd_number_gives_no_row_twice(made: Made, version: in
             return True
 
         for _ in range(8):
-            (progress,) = salvage.kept_marks({salvage.SALVAGE_PREFIX + ASIDE: mark}).values()
+            (progress,) = kept_marks({SALVAGE_PREFIX + ASIDE: mark}).values()
             assert progress.sequence <= SEQUENCE_MAX
             for gap in (*progress.gaps, *progress.quarantine_gaps):
                 assert 0 <= gap.first <= gap.last <= SEQUENCE_MAX

@@ -17,7 +17,8 @@ from gateway.buffer.file import AHEAD_MARK
 from gateway.buffer.losses import UNCLEAN_END
 from gateway.buffer.rows import Loss
 from gateway.buffer.salvage import aside as buffer_aside
-from gateway.buffer.salvage.salvage import SALVAGE_PREFIX, SalvagedBatch
+from gateway.buffer.salvage.progress import SALVAGE_PREFIX
+from gateway.buffer.salvage.salvage import SalvagedBatch
 from gateway.reading import Mark
 from tests.support.buffers import (
     append,
