@@ -241,7 +241,10 @@ def test_every_client_that_the_gateway_has_is_made_within_a_link() -> None:
         if re.search(r"AIOKafka(Producer|AdminClient|Consumer|Client)\(", text := module.read_text())
     ]
     assert len(makers) >= 3
-    assert all(".entered()" in text for text in makers), "aiokafka's own connections have no bounds"
+    # A client of a session is made within its link.
+    assert all(re.search(r"\.entered\(\)|session\.link\.options\(\)", text) for text in makers), (
+        "aiokafka's own connections have no bounds"
+    )
 
 
 # -- answers of much in little ---------------------------------------------------------------------

@@ -58,6 +58,7 @@ class Link:
 
     fault: str | None = None
     cut_s = float("inf")
+    has_token = False
     throttled_s = 0.0
     throttled_at_s = float("-inf")
 
