@@ -15,7 +15,7 @@ from aiokafka import AIOKafkaConsumer
 from demo.chronicle import Chronicle
 from demo.demo_settings import DemoSettings
 from demo.kafka_ends import KafkaEnds
-from gateway.page.view import natural_order
+from gateway.health.survey import natural_order
 
 LATE_US = 10_000_000
 """Microseconds from its event time to Kafka after which a reading counts as late."""

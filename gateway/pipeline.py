@@ -37,7 +37,7 @@ from gateway.intake.front_door import BrokerDoor, FrontDoor
 from gateway.intake.kept_clocks import keep_clocks, recall_clocks
 from gateway.listener.credentials import file_of
 from gateway.reading import BufferFileError
-from gateway.settings import NO_SOURCE, Settings
+from gateway.settings import NO_SOURCE, Settings, StatusPageSettings
 from gateway.site_broker.deliveries import BROKER_MARKS, removed_sessions
 from gateway.tls.dates import CertificateDates
 
@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from gateway.command import CommandWay
     from gateway.daemon.housekeeping import Housekeeping
     from gateway.downlink.command_consumer import CommandConsumer
+    from gateway.health.survey import Survey
     from gateway.listener.listener import MqttListener
     from gateway.page.server import StatusPage
     from gateway.serial_lines.serial_ingress import SerialIngress
@@ -121,10 +122,9 @@ async def run(settings: Settings, config: Path | None = None) -> None:
             )
             commands |= control.handlers(front_door, buffer, parts)
             complete.set()
+            survey = _survey(settings, config, front_door, buffer, parts)
             if settings.status_page is not None:
-                tasks.create_task(
-                    _keep_up(partial(_status_page, settings, config, front_door, buffer, parts)), name="status-page"
-                )
+                tasks.create_task(_keep_up(partial(_status_page, settings.status_page, survey)), name="status-page")
             tasks.create_task(
                 service_notify.watch(buffer.answers, lambda: service_words(forwarder.report(), buffer.state)),
                 name="service",
@@ -144,7 +144,7 @@ def _log_opening(settings: Settings, buffer: Buffer) -> None:
 
 def _load_uplink() -> None:
     """Load the uplink on a thread, so that readings are acknowledged meanwhile."""
-    for module in ("importlib.metadata", "gateway.daemon.housekeeping"):
+    for module in ("importlib.metadata", "gateway.daemon.housekeeping", "gateway.health.survey"):
         importlib.import_module(module)
     gc.freeze()
 
@@ -247,13 +247,17 @@ async def _keep_up(page: "Callable[[], StatusPage]") -> None:
         await asyncio.sleep(PAGE_RETRY_S)
 
 
-def _status_page(
+def _survey(
     settings: Settings, config: Path | None, front_door: FrontDoor, buffer: Buffer, parts: control.Parts
-) -> "StatusPage":
+) -> "Survey":
+    from gateway.health.survey import Survey  # noqa: PLC0415
+
+    file = None if config is None else running_settings.SettingsFile(config, settings)
+    return Survey(settings, front_door, buffer, parts, file)
+
+
+def _status_page(section: StatusPageSettings, survey: "Survey") -> "StatusPage":
     from gateway.page.server import StatusPage  # noqa: PLC0415
     from gateway.page.view import StatusView  # noqa: PLC0415
 
-    assert settings.status_page is not None  # noqa: S101 - it is called only then
-    file = None if config is None else running_settings.SettingsFile(config, settings)
-    view = StatusView(settings, front_door, buffer, parts, file)
-    return StatusPage(settings.status_page, view)
+    return StatusPage(section, StatusView(survey))

@@ -1,1 +1,1 @@
-"""The gateway's health: facts in, conditions out, each with a stable code."""
+"""The gateway's health: gathers facts and finds conditions, each with a stable code."""

@@ -22,12 +22,14 @@ from gateway.clock.report import ClockView
 from gateway.config import running_settings
 from gateway.config.config_file import route_table
 from gateway.daemon.control import Parts
+from gateway.health import survey
 from gateway.health.conditions import conditions
+from gateway.health.survey import OnDisk, Survey, look_at_the_file
 from gateway.host import last_update
 from gateway.intake.front_door import FrontDoor
 from gateway.listener.credentials import add
 from gateway.page import view
-from gateway.page.view import StatusView, look_at_the_file
+from gateway.page.view import StatusView
 from gateway.settings import (
     BufferSettings,
     GatewaySettings,
@@ -58,7 +60,7 @@ class Box:
         self.uplink = UplinkState(up=True)
         self.serial: dict[str, Any] = {}
         self.refused: list[dict[str, object]] = []
-        self.view = StatusView(
+        self.survey = Survey(
             self.settings,
             self.front_door,
             self.buffer,
@@ -71,6 +73,7 @@ class Box:
                 serial=lambda: self.serial,
             ),
         )
+        self.view = StatusView(self.survey)
         self.buffer.open()
 
     async def take(self, device: str, payload: str = '{"celsius": 21.5}', ago_s: float = 0) -> None:
@@ -85,8 +88,7 @@ class Box:
 
     async def refreshed(self) -> None:
         """One round of `refresh`."""
-        await self.view._look_at_the_file()
-        self.view._rows = await self.view._list_devices()
+        await self.survey.look()
         self.view._ready.set()
 
     async def state(self, query: str = "", limit: int = 50) -> dict[str, Any]:
@@ -104,9 +106,9 @@ async def box(tmp_path: Path) -> Any:
 async def test_a_gateway_that_goes_on_by_its_former_name_says_so(box: Box, tmp_path: Path) -> None:
     config = tmp_path / "gateway.toml"
     config.write_text('[gateway]\nid = "barn-9"\n[kafka]\nbootstrap = ["127.0.0.1:1"]\n')
-    box.view._file = running_settings.SettingsFile(config, box.settings)
-    await box.view._look_at_the_file()
-    (changed,) = (each for each in conditions(box.view.facts()) if each.code == "settings-changed")
+    box.survey._file = running_settings.SettingsFile(config, box.settings)
+    await box.survey.look_at_the_file()
+    (changed,) = (each for each in conditions(box.survey.facts()) if each.code == "settings-changed")
     assert changed.means == "It goes on with those of before, as default/barn-1."
 
 
@@ -170,12 +172,12 @@ async def test_a_sensor_that_sleeps_for_ten_minutes_is_not_silent_for_that(box: 
 
 
 async def test_a_device_that_was_revoked_is_no_alarm(box: Box) -> None:
-    box.view._settings = replace(box.settings, mqtt_listener=ListenerSettings(users={"43": "0" * 64}))
+    box.survey.settings = replace(box.settings, mqtt_listener=ListenerSettings(users={"43": "0" * 64}))
     for device in ("42", "43"):
         for ago_s in (4_000.0, 3_900.0):
             await box.take(device, ago_s=ago_s)
     await box.refreshed()
-    assert [each.device for each in box.view.facts().silent] == ["43"]
+    assert [each.device for each in box.survey.facts().silent] == ["43"]
 
 
 async def test_what_is_searched_for_is_found_by_name_and_by_place(box: Box) -> None:
@@ -319,7 +321,7 @@ async def test_a_mistake_while_gathering_is_logged_and_tried_again(box: Box, mon
     monkeypatch.setattr(view, "LOOK_S", 0.01)
     monkeypatch.setattr(view, "DEVICES_S", 0.01)
     monkeypatch.setattr(box.view.history, "record", lambda *_: 1 / 0)
-    monkeypatch.setattr(box.view, "_list_devices", lambda: 1 / 0)
+    monkeypatch.setattr(box.survey, "look_at_devices", lambda: 1 / 0)
     tasks = [asyncio.create_task(box.view.follow()), asyncio.create_task(box.view.refresh())]
     assert (await box.state())["devices"]["total"] == 0
     await asyncio.sleep(0.1)
@@ -332,12 +334,12 @@ async def test_a_mistake_while_gathering_is_logged_and_tried_again(box: Box, mon
 async def test_nothing_is_gathered_while_nobody_looks(box: Box, monkeypatch: pytest.MonkeyPatch) -> None:
     looks = 0
 
-    def look_at(*_: object) -> view.OnDisk:
+    def look_at(*_: object) -> OnDisk:
         nonlocal looks
         looks += 1
-        return view.NOTHING_FOUND
+        return OnDisk()
 
-    monkeypatch.setattr(view, "look_at_the_file", look_at)
+    monkeypatch.setattr(survey, "look_at_the_file", look_at)
     task = asyncio.create_task(box.view.refresh())
     await asyncio.sleep(0.2)
     assert looks == 0
