@@ -122,9 +122,7 @@ async def run(settings: Settings, config: Path | None = None) -> None:
             )
             commands |= control.handlers(front_door, buffer, parts)
             complete.set()
-            survey = _survey(settings, config, front_door, buffer, parts)
-            if settings.status_page is not None:
-                tasks.create_task(_keep_up(partial(_status_page, settings.status_page, survey)), name="status-page")
+            _tell(tasks, settings, config, front_door, buffer, parts)
             tasks.create_task(
                 service_notify.watch(buffer.answers, lambda: service_words(forwarder.report(), buffer.state)),
                 name="service",
@@ -144,7 +142,7 @@ def _log_opening(settings: Settings, buffer: Buffer) -> None:
 
 def _load_uplink() -> None:
     """Load the uplink on a thread, so that readings are acknowledged meanwhile."""
-    for module in ("importlib.metadata", "gateway.daemon.housekeeping", "gateway.health.survey"):
+    for module in ("importlib.metadata", "gateway.daemon.housekeeping", "gateway.health.state_watch"):
         importlib.import_module(module)
     gc.freeze()
 
@@ -247,13 +245,23 @@ async def _keep_up(page: "Callable[[], StatusPage]") -> None:
         await asyncio.sleep(PAGE_RETRY_S)
 
 
-def _survey(
-    settings: Settings, config: Path | None, front_door: FrontDoor, buffer: Buffer, parts: control.Parts
-) -> "Survey":
+def _tell(  # noqa: PLR0913, PLR0917 - the parts of which is told
+    tasks: asyncio.TaskGroup,
+    settings: Settings,
+    config: Path | None,
+    front_door: FrontDoor,
+    buffer: Buffer,
+    parts: control.Parts,
+) -> None:
+    """Tell how the gateway is: by the event `state`, and on the status page."""
+    from gateway.health.state_watch import StateWatch  # noqa: PLC0415
     from gateway.health.survey import Survey  # noqa: PLC0415
 
     file = None if config is None else running_settings.SettingsFile(config, settings)
-    return Survey(settings, front_door, buffer, parts, file)
+    survey = Survey(settings, front_door, buffer, parts, file)
+    tasks.create_task(StateWatch(survey).run(), name="state")
+    if settings.status_page is not None:
+        tasks.create_task(_keep_up(partial(_status_page, settings.status_page, survey)), name="status-page")
 
 
 def _status_page(section: StatusPageSettings, survey: "Survey") -> "StatusPage":

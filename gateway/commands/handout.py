@@ -1,11 +1,9 @@
 """Collects what a person types into a sensor so that it can log in here: addresses, port, topics and a QR code."""
 
-import fcntl
 import io
 import ipaddress
 import re
 import socket
-import struct
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -13,14 +11,13 @@ from typing import Final
 
 from msgspec import Struct
 
+from gateway.host.own_addresses import ipv4_addresses
 from gateway.host.processes import running
 from gateway.listener.credentials import Made
 from gateway.settings import DEFAULT_ROUTE, ListenerSettings, Settings
 from gateway.tls.certificates import CertificateFileError, read_certificates, read_names
 
 HOSTS_MAX: Final = 4
-_SIOCGIFADDR: Final = 0x8915
-"""Request of netdevice(7) for an interface's IPv4 address."""
 _AVAHI: Final = Path("/run/avahi-daemon/socket")
 _UDP: Final = Path("/proc/net")
 _MDNS_PORT: Final = 5353
@@ -112,7 +109,7 @@ def own_hosts(host: str) -> Iterator[str]:
     """Hosts by which others reach what listens at `host`: this box's announced name, then its addresses."""
     if host in _EVERYWHERE:
         yield from _own_name()
-        yield from _own_addresses()
+        yield from ipv4_addresses()
     else:
         yield host
 
@@ -133,15 +130,3 @@ def _is_announced() -> bool:
         bound = "".join(table.read_text(encoding="ascii") for table in tables if table.exists())
         return f":{_MDNS_PORT:04X} " in bound and running("systemd-resolve") is not None
     return False
-
-
-def _own_addresses() -> Iterator[str]:
-    """This box's present IPv4 addresses on its networks."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:
-        for _, interface in socket.if_nameindex():
-            request = struct.pack("256s", interface.encode()[:15])
-            # An interface may have no address or no cable.
-            with suppress(OSError):
-                address = ipaddress.ip_address(fcntl.ioctl(asked, _SIOCGIFADDR, request)[20:24])
-                if not address.is_loopback:
-                    yield str(address)

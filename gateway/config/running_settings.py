@@ -18,6 +18,10 @@ from gateway.settings import Settings
 from gateway.toml_files.mistakes import ConfigError
 
 RESTART: Final = "sudo systemctl restart sluice"
+SECRETS: Final = frozenset({"password", "users", "operators"})
+"""Settings that are secrets, or names with their secrets."""
+OTHERS_DIGITS: Final = 16
+"""Hexadecimal digits of a digest that others see: enough to tell settings apart."""
 
 
 class RunningSettings(Struct, frozen=True):
@@ -37,6 +41,24 @@ def of(settings: Settings) -> RunningSettings:
 def digest(settings: Settings) -> str:
     """Digest of settings. Equal settings have one digest, whoever reads them."""
     return hashlib.sha256(msgspec.json.encode(settings, enc_hook=_plain, order="sorted")).hexdigest()
+
+
+def digest_for_others(settings: Settings) -> str:
+    """Digest that others may see: without secrets. Gateways whose settings differ in their id alone have one digest."""
+    plain = msgspec.to_builtins(settings, enc_hook=_plain)
+    del plain["gateway"]["id"]
+    return hashlib.sha256(msgspec.json.encode(_without_secrets(plain), order="sorted")).hexdigest()[:OTHERS_DIGITS]
+
+
+def _without_secrets(plain: Any) -> Any:
+    if isinstance(plain, dict):
+        return {name: _names(of) if name in SECRETS else _without_secrets(of) for name, of in plain.items()}
+    return [_without_secrets(each) for each in plain] if isinstance(plain, list | tuple) else plain
+
+
+def _names(secret: Any) -> list[str] | bool:
+    """The names that have secrets, or whether there is a secret."""
+    return sorted(secret) if isinstance(secret, dict) else secret is not None
 
 
 def _plain(value: object) -> str:

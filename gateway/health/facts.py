@@ -57,6 +57,10 @@ class Facts(Struct, frozen=True):
     disk_troubles: tuple[Trouble, ...] = ()
     """Troubles that the disk, or its file system, reports."""
     disk_free_bytes: int | None = None
+    disk_bytes: int | None = None
+    """Size of the file system."""
+    life_used_tenths: int | None = None
+    """Tenths of the disk's life that are used, if it tells them."""
     lost: int = 0
     """Readings gone for good: since the start, and earlier ones that were not reported."""
     lost_s: float | None = None

@@ -190,6 +190,8 @@ class Survey:
             card_days=budget.card_days,
             disk_troubles=on_disk.troubles,
             disk_free_bytes=on_disk.disk_free_bytes,
+            disk_bytes=on_disk.disk_bytes,
+            life_used_tenths=None if on_disk.disk is None else on_disk.disk.life_used_tenths,
             lost=self._lost_sum,
             lost_s=max(0.0, (now_us - lost_us) / 1e6) if lost_us else None,
             logins=told(parts.logins),

@@ -13,75 +13,31 @@ import pytest
 from msgspec.structs import replace
 from prometheus_client.parser import text_string_to_metric_families
 
-from gateway.buffer.buffer import Buffer
 from gateway.buffer.rows import Entry, Loss
 from gateway.buffer.shares import AboveShare
-from gateway.clock.gateway_clock import BootClock
 from gateway.clock.kernel_clock import boot_id, boottime_us
-from gateway.clock.report import ClockView
 from gateway.config import running_settings
-from gateway.config.config_file import route_table
-from gateway.daemon.control import Parts
 from gateway.health import survey
 from gateway.health.conditions import conditions
-from gateway.health.survey import OnDisk, Survey, look_at_the_file
+from gateway.health.survey import OnDisk, look_at_the_file
 from gateway.host import last_update
-from gateway.intake.front_door import FrontDoor
 from gateway.listener.credentials import add
 from gateway.page import view
 from gateway.page.view import StatusView
 from gateway.settings import (
-    BufferSettings,
-    GatewaySettings,
-    KafkaSettings,
     ListenerSettings,
-    Settings,
     StatusPageSettings,
 )
 from gateway.uplink.state import UplinkState
-from tests.support.buffers import reading_of
+from tests.support.quiet_gateway import QuietGateway
 
 
-class Box:
-    """A front door and a buffer, without anybody in front or behind."""
+class Box(QuietGateway):
+    """A gateway with a status page."""
 
     def __init__(self, folder: Path, devices_max: int = 200) -> None:
-        self.settings = Settings(
-            GatewaySettings("barn-1", clock="system"),
-            KafkaSettings(("127.0.0.1:1",)),
-            BufferSettings(folder / "buffer.db"),
-            ListenerSettings(anonymous=True),
-            status_page=StatusPageSettings(history_devices_max=devices_max),
-        )
-        self.buffer = Buffer(self.settings.buffer, boot_id(), lambda: BootClock.constant(0, 1_000))
-        self.front_door = FrontDoor(
-            self.buffer, route_table(self.settings), self.settings.gateway, self.settings.kafka, boottime_us
-        )
-        self.uplink = UplinkState(up=True)
-        self.serial: dict[str, Any] = {}
-        self.refused: list[dict[str, object]] = []
-        self.survey = Survey(
-            self.settings,
-            self.front_door,
-            self.buffer,
-            Parts(
-                uplink=lambda: self.uplink,
-                clock=lambda: ClockView(synced=True, error_us=1_000, since_us=0),
-                settings=lambda: running_settings.of(self.settings),
-                mqtt_listener=lambda: {"connected": 1},
-                log_ins_refused=lambda: self.refused,
-                serial=lambda: self.serial,
-            ),
-        )
+        super().__init__(folder, StatusPageSettings(history_devices_max=devices_max))
         self.view = StatusView(self.survey)
-        self.buffer.open()
-
-    async def take(self, device: str, payload: str = '{"celsius": 21.5}', ago_s: float = 0) -> None:
-        topic = f"device/{device}/thermo"
-        stored: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
-        reading = reading_of(topic, payload.encode(), boottime_us() - int(ago_s * 1e6))
-        self.front_door.take([reading], stored.set_result)
-        assert await stored
 
     def look(self) -> None:
         self.view.history.record(self.front_door.heard, self.view._sample(), boottime_us())

@@ -67,7 +67,7 @@ def test_a_page_that_is_served_and_one_that_hangs(tmp_path: Path, monkeypatch: p
         assert (result, words) == ("pass", f"served: http://127.0.0.1:{gateway.port}")
         # A name that nothing announces leads nobody here.
         monkeypatch.setattr("gateway.commands.handout._is_announced", lambda: False)
-        monkeypatch.setattr("gateway.commands.handout._own_addresses", lambda: iter(["192.0.2.1"]))
+        monkeypatch.setattr("gateway.commands.handout.ipv4_addresses", lambda: iter(["192.0.2.1"]))
         _, (_, words) = told(replace(page, host="0.0.0.0"), tmp_path)  # noqa: S104 - as setup writes it
         assert words == f"served: http://192.0.2.1:{gateway.port}"
         elsewhere = replace(page, port=free_port())
