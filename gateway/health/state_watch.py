@@ -12,6 +12,7 @@ from gateway.health.conditions import START_S
 from gateway.health.state_event import lasting, state_body
 from gateway.health.survey import Survey
 from gateway.host.box import read_box
+from gateway.record_contract import STATE
 
 LOOK_S: Final = 60.0
 """Seconds between two looks, and so between two events at the least."""
@@ -78,4 +79,4 @@ class StateWatch:
             self._reported = lasts
 
         self._is_on_its_way = True
-        survey.buffer.append_own(survey.front_door.events.event_entry("state", body), done)
+        survey.buffer.append_own(survey.front_door.events.event_entry(STATE, body), done)

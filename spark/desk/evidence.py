@@ -11,6 +11,7 @@ from gateway.record_contract import TIME_ERROR_UNKNOWN_US
 from spark.desk.asked import Asked, text
 from spark.desk.delta_source import Source
 from spark.desk.log_views import read_corrections, still_rejected
+from spark.finality.box_figures import BoxFigures, box_figures
 from spark.finality.gateway_figures import GatewayFigures, figures_of
 from spark.finality.gateway_rows import GatewayRow
 from spark.finality.gateway_states import GatewayState, GatewayStates
@@ -115,6 +116,13 @@ class Evidence:
     def gateways(self) -> list[GatewayFigures]:
         """The figures of each buffer file of all gateways."""
         return [self._figures(row) for row in self.states.rows()]
+
+    def boxes(self) -> list[BoxFigures]:
+        """What each gateway last told of its box, in the order of `gateways`."""
+        return [
+            box_figures(row.namespace, self.states.box(row.namespace, row.gateway, row.buffer), self.sites.clocks)
+            for row in self.states.rows()
+        ]
 
     def told(self, namespace: str, gateway: str) -> GatewayFigures | None:
         """The figures of a gateway's present buffer file, or of its last one; None if nothing was heard of it."""

@@ -22,6 +22,7 @@ from spark.desk.statements import SPARKS_WORDS, bare, named_in
 from spark.desk.windows_sql import PROOF_COLUMNS, windows
 from spark.engine.told_error import ToldError
 from spark.engine.warehouse_folder import absolute, no_tables
+from spark.finality import box_figures
 from spark.finality.loss_figures import bounded
 from spark.finality.stream_proofs import StreamProof
 from spark.windows.window_sizes import WINDOW_PROPERTY, chosen_size
@@ -54,6 +55,14 @@ GAP_COLUMNS = {
     "reasons": "VARCHAR[]",
     **dict.fromkeys(("from_us", "to_us"), "BIGINT"),
 }
+_DUCKDB_TYPES = {
+    "string": "VARCHAR",
+    "bigint": "BIGINT",
+    "double": "DOUBLE",
+    "boolean": "BOOLEAN",
+    "array<string>": "VARCHAR[]",
+}
+"""Types of Spark's SQL in DuckDB's."""
 GATEWAY_COLUMNS = {
     **dict.fromkeys(("namespace", "gateway", "site", "buffer"), "VARCHAR"),
     "is_present": "BOOLEAN",
@@ -65,6 +74,7 @@ GATEWAY_COLUMNS = {
     "waiting": "INTEGER",
     "retired_from_us": "BIGINT",
     "unread_topics": "VARCHAR[]",
+    **{name: _DUCKDB_TYPES[kind] for name, kind in box_figures.COLUMNS.items()},
 }
 LOSS_COLUMNS = {
     **dict.fromkeys(("namespace", "gateway", "device", "reason"), "VARCHAR"),
@@ -333,12 +343,17 @@ class Tables:
             FROM ({self.losses_sql(evidence, asked)}) WHERE first_sequence IS NULL"""
 
     def gateways_sql(self, evidence: Evidence, asked: Asked) -> str:
-        figures = self.source.values(GATEWAY_COLUMNS, [tuple(each) for each in evidence.gateways()])
+        both = zip(evidence.gateways(), evidence.boxes(), strict=True)
+        figures = self.source.values(GATEWAY_COLUMNS, [(*gateway, *box) for gateway, box in both])
+        of_box = ", ".join(
+            f"make_timestamp({name}) AS {box_figures.TIMES[name]}" if name in box_figures.TIMES else name
+            for name in box_figures.COLUMNS
+        )
         limits = where(equal(asked, "site"))
         return f"""SELECT namespace, gateway, site, buffer, is_present, gateway_boot,
                 make_timestamp(heartbeat_us) AS heartbeat_time, heartbeat_error_us,
                 make_timestamp(complete_to_us) AS complete_to_time, depth_rows, oldest_age_s, pending, quarantined,
-                waiting, make_timestamp(retired_from_us) AS retired_from_time, unread_topics
+                waiting, make_timestamp(retired_from_us) AS retired_from_time, unread_topics, {of_box}
             FROM ({figures}) {limits}"""
 
 

@@ -15,7 +15,8 @@ from msgspec import Meta
 
 from gateway.record_contract import TIME_ERROR_UNKNOWN_US
 from spark.decode.codec_numbers import DEPTH_MAX, is_deep
-from spark.decode.record_types import KAFKA_SLACK_US, SET_ASIDE_TYPE
+from spark.decode.record_types import KAFKA_SLACK_US, SET_ASIDE_TYPE, STATE_TYPE
+from spark.finality.box_states import ToldState, read_state
 from spark.finality.gateway_rows import GatewayRow, Span
 from spark.log.edge_times import EARLIEST_US, FOREVER_US, LATEST_US
 from spark.log.edges import Edge
@@ -26,6 +27,8 @@ WAITING_MAX = 100
 dropped, a window may become final a little later, but never wrongly."""
 BOOTS_MAX = 20
 """Boots of a gateway whose clocks are remembered."""
+BOXES_MAX = 20
+"""Buffers of a gateway whose states are remembered."""
 QUARANTINE_TOPIC = "gateway-quarantine"
 """Default topic of a gateway's quarantine. A heartbeat may name another, but no record in this topic is a reading."""
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -136,6 +139,8 @@ class GatewayState:
     newest: tuple[int, str, int, int] | None = None
     boots: dict[str, Edge] = field(default_factory=dict)
     """Time of each boot's heartbeat with the smallest bound."""
+    boxes: dict[str, ToldState] = field(default_factory=dict)
+    """By buffer: the newest state that was told. One that waited in a backlog comes after newer ones."""
 
 
 class GatewayStates:
@@ -180,9 +185,11 @@ class GatewayStates:
         buffers = [buffer for gateway in self.gateways.values() for buffer in gateway.buffers.values()]
         return frozenset().union(*(buffer.newest.topics() for buffer in buffers if buffer.newest is not None))
 
-    def _take(self, event: GatewayEvent, said: "Told | _SetAside") -> None:
+    def _take(self, event: GatewayEvent, said: "Told | ToldState | _SetAside") -> None:
         gateway = self.gateways.setdefault((event.namespace, event.gateway), GatewayState())
-        if isinstance(said, _SetAside):
+        if isinstance(said, ToldState):
+            _note_box(gateway.boxes, event.buffer, said)
+        elif isinstance(said, _SetAside):
             gateway.buffers.setdefault(said.buffer, BufferState()).is_over = True
         else:
             _note_boot(gateway.boots, event.edge)
@@ -198,6 +205,10 @@ class GatewayStates:
             if not buffer.is_over
         ]
 
+    def box(self, namespace: str, gateway: str, buffer: str) -> ToldState | None:
+        """Return what a gateway with this buffer last told of its box; None if nothing."""
+        return self.gateways[namespace, gateway].boxes.get(buffer)
+
     def boots(self) -> dict[tuple[str, str, str], Edge]:
         """Return the time of a heartbeat of each boot with a known time, by namespace, gateway and boot."""
         return {(*key, boot): edge for key, gateway in self.gateways.items() for boot, edge in gateway.boots.items()}
@@ -212,7 +223,7 @@ def fault_of(event: GatewayEvent) -> str | None:
     return None
 
 
-def _read(event: GatewayEvent) -> "Told | _SetAside":
+def _read(event: GatewayEvent) -> "Told | ToldState | _SetAside":
     """Read an event. Raises EventError."""
     value = event.value
     if value is None:
@@ -223,6 +234,8 @@ def _read(event: GatewayEvent) -> "Told | _SetAside":
     try:
         if event.type == SET_ASIDE_TYPE:
             return msgspec.json.decode(value, type=_SetAside)
+        if event.type == STATE_TYPE:
+            return read_state(event.edge, value)
         told = _told(event, msgspec.json.decode(value, type=_Body))
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise EventError(f"it is not what a gateway tells: {error}") from error
@@ -276,6 +289,14 @@ def _note_boot(boots: dict[str, Edge], edge: Edge) -> None:
         boots[edge.gateway_boot] = edge
         if len(boots) > BOOTS_MAX:
             del boots[min(boots, key=lambda boot: boots[boot].event_us)]
+
+
+def _note_box(boxes: dict[str, ToldState], buffer: str, told: ToldState) -> None:
+    known = boxes.pop(buffer, None)
+    # The last one is the buffer that was spoken of last.
+    boxes[buffer] = told if known is None or told.order > known.order else known
+    if len(boxes) > BOXES_MAX:
+        del boxes[next(iter(boxes))]
 
 
 def _sureness(edge: Edge) -> tuple[int, int]:

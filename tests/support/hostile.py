@@ -177,6 +177,23 @@ HEARTBEAT: Mapping[str, object] = {
 }
 SPAN: Mapping[str, object] = {"lane": "abc", "rows": 1, "from": None, "to": None}
 SET_ASIDE: Mapping[str, object] = {"device": None, "file": "x", "buffer": "99" * 8, "rows": None}
+STATE: Mapping[str, object] = {
+    "version": "0.1.0",
+    "lane_number": 1,
+    "image": "1.1",
+    "slot": "a",
+    "update": {"from": "1.0", "to": "1.1", "result": "good", "reason": None},
+    "heartbeat_s": 10.0,
+    "settings": "0" * 16,
+    "clock": {"synced": True, "source": "kernel", "error_us": 500},
+    "disk": {"free_bytes": 1, "bytes": 2, "life_used_tenths": None, "written_bytes_per_day": 3, "spared": 4},
+    "memory": {"free_bytes": 1, "bytes": 2, "own_bytes": 3},
+    "addresses": ["192.0.2.7"],
+    "uplink_s": 5,
+    "ports": {"/dev/ttyUSB0": "open"},
+    "devices": {"known": 2, "heard": 1, "silent": 1, "silent_named": ["42"]},
+    "conditions": {"bad": [], "warn": ["device-silent"], "note": []},
+}
 LOSS: Mapping[str, object] = {
     "device": "42",
     "reason": "sensor-ring-overflow",
@@ -227,6 +244,7 @@ def events() -> Iterator[tuple[str, str, bytes]]:
         ("time-correction", corrections()),
         ("loss", documents(LOSS)),
         ("buffer-set-aside", documents(SET_ASIDE)),
+        ("state", documents(STATE)),
     ):
         for name, value in of_kind:
             yield f"{kind}, {name}", f"sluice.gateway.{kind}", value

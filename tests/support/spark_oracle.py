@@ -40,6 +40,7 @@ SHAPES = [
 ]
 CORRECTION = "sluice.gateway.time-correction"
 HEARTBEAT = "sluice.gateway.heartbeat"
+STATE = "sluice.gateway.state"
 TOLD_SLACK = timedelta(seconds=60)
 KAFKA_SLACK = timedelta(seconds=60)
 INTEGER = re.compile(r"-?[0-9]{1,19}")
@@ -159,6 +160,8 @@ def tables(records: Iterable[KafkaRecord], streams: Streams = NO_STREAMS) -> Tab
             correction = read_correction(event, streams) if event.type == CORRECTION else None
             if event.type == HEARTBEAT:
                 expect_heartbeat(event)
+            if event.type == STATE:
+                expect_state(event)
         except UnreadableError:
             # No copy of anything: a good one may come yet.
             rejected.add(record.place)
@@ -345,6 +348,12 @@ def read_correction(event: Event, streams: Streams) -> Correction:
 def expect_heartbeat(event: Event) -> None:
     """Raise UnreadableError where a heartbeat lacks what it has to tell."""
     if not {"offsets", "pending", "quarantined", "low_watermark"} <= json_object(utf8(event.record.value)).keys():
+        raise UnreadableError
+
+
+def expect_state(event: Event) -> None:
+    """Raise UnreadableError where a state lacks what it has to tell."""
+    if not {"version", "lane_number", "conditions"} <= json_object(utf8(event.record.value)).keys():
         raise UnreadableError
 
 

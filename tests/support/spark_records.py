@@ -144,6 +144,10 @@ def kafka_frame(spark: SparkSession, records: Iterable[KafkaRecord]) -> DataFram
 
 NOTHING_WAITS = b'{"offsets": {}, "pending": [], "quarantined": [], "low_watermark": null}'
 """A heartbeat's value."""
+STATE = b'{"version": "1.2", "lane_number": 1, "conditions": {"bad": [], "warn": [], "note": []}}'
+"""A state's value."""
+STATES = 3
+"""States among drawn records. The first one cannot be read."""
 
 
 def drawn_records(rng: random.Random, count: int) -> list[KafkaRecord]:
@@ -219,6 +223,9 @@ def drawn_records(rng: random.Random, count: int) -> list[KafkaRecord]:
                     headers=reading_headers(10_000 + sequence, event_type="sluice.gateway.heartbeat"),
                 )
             )
+    for number in range(STATES):
+        told = replace(sent[0], topic="gateway-events", key=b"gw-1", value=STATE if number else b'{"version": "1.2"}')
+        send(replace(told, headers=reading_headers(1_000_000 + number, event_type="sluice.gateway.state")))
     return sent
 
 

@@ -21,6 +21,7 @@ from spark.source.topic_changes import GoingOn, Loss, TopicNow
 from spark.upkeep.device_deletion import delete_device
 from spark.upkeep.quarantine_retry import retry
 from spark.windows.windows_table import fold_date
+from tests.support import hostile
 from tests.support.device_folds import fold_all_devices
 from tests.support.spark_oracle import KafkaRecord
 from tests.support.spark_records import (
@@ -125,6 +126,9 @@ def counted_records(rng: random.Random, count: int) -> Iterator[KafkaRecord]:
             value = json.dumps(told).encode()
             beat = sent(gateway, next_of(events, gateway), at_s, "gateway.heartbeat", "gateway-events", value)
             yield beat
+            state = {**hostile.STATE, "lane_number": step % 7, "version": f"1.{step}"}
+            value = json.dumps(state).encode()
+            yield sent(gateway, next_of(events, gateway), at_s, "gateway.state", "gateway-events", value)
 
 
 def registered() -> Registry:

@@ -11,9 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.record_contract import HEARTBEAT_TYPE
-from spark.decode.record_types import SET_ASIDE_TYPE
+from spark.decode.record_types import SET_ASIDE_TYPE, STATE_TYPE
+from spark.finality.box_figures import BoxFigures, box_figures
 from spark.finality.gateway_rows import GatewayRow, Span
-from spark.finality.gateway_states import WAITING_MAX, GatewayEvent, GatewayState, GatewayStates, fault_of
+from spark.finality.gateway_states import BOXES_MAX, WAITING_MAX, GatewayEvent, GatewayState, GatewayStates, fault_of
+from spark.log.edge_times import clocks
 from spark.log.edges import Edge
 from tests.support import hostile
 
@@ -117,6 +119,7 @@ def test_states_of_a_program_that_knew_no_other_quarantine_are_read() -> None:
         del buffer["unread"]
         for told in (buffer["counted"], *buffer["waiting"]):
             del told["quarantine_topic"]
+    del old["boxes"]
     assert msgspec.json.decode(json.dumps(old), type=GatewayState) == state
 
 
@@ -161,18 +164,101 @@ def test_a_heartbeat_promises_nothing_that_lies_ahead_of_kafkas_own_time() -> No
     assert [fault_of(ahead._replace(edge=edge)) for edge in (wide, unsynced, in_2000)] == [None] * 3
 
 
-@pytest.mark.parametrize("kind", [HEARTBEAT_TYPE, SET_ASIDE_TYPE])
+@pytest.mark.parametrize("kind", [HEARTBEAT_TYPE, SET_ASIDE_TYPE, STATE_TYPE])
 def test_hostile_events_of_a_gateway_leave_states_that_tables_can_hold(kind: str) -> None:
     states = GatewayStates()
-    bodies = hostile.heartbeats() if kind == HEARTBEAT_TYPE else hostile.documents(hostile.SET_ASIDE)
+    states.take([event(0, body(), buffer) for buffer in ("00" * 8, "11" * 8)], {})
+    others = hostile.STATE if kind == STATE_TYPE else hostile.SET_ASIDE
+    bodies = hostile.heartbeats() if kind == HEARTBEAT_TYPE else hostile.documents(others)
     for place, (name, value) in enumerate(bodies):
         for error_us in (500, 2**62, 2**63 - 2, 2**63 - 1):
             for buffer in ("00" * 8, "11" * 8):
                 states.take([event(place, value, buffer, error_us)._replace(type=kind)], {TOPIC: {0: 2**62}})
         for row in states.rows():
-            for number in numbers_in(row):
+            for number in numbers_in((row, shown(states, row.buffer))):
                 assert -(2**63) <= number < 2**63, name
     assert {key: stored_and_read(state) for key, state in states.gateways.items()} == states.gateways
+
+
+def shown(states: GatewayStates, buffer: str) -> BoxFigures:
+    """The columns of a box, by the clock as it is known."""
+    return box_figures("plant", states.box("plant", "gw-1", buffer), clocks([], states.boots()))
+
+
+def state_event(place: int, lane: int, *, booted: int = 0, buffer: str = "0011", **changes: object) -> GatewayEvent:
+    """A state that comes to Kafka at `place`, and was made `booted` microseconds after the boot."""
+    told = event(place, json.dumps({**hostile.STATE, "lane_number": lane, **changes}).encode(), buffer)
+    return told._replace(type=STATE_TYPE, edge=told.edge._replace(boot_time_us=booted))
+
+
+def test_a_state_becomes_columns_and_changes_nothing_else() -> None:
+    states = taken(event(1, body()))
+    before = states.rows()
+    assert shown(states, "0011") == BoxFigures()
+    states.take([state_event(2, 1, booted=7_000_000)], {})
+    assert states.rows() == before
+    at_us = event(2, None).edge.event_us
+    assert shown(states, "0011") == BoxFigures(
+        state_us=at_us,
+        version="0.1.0",
+        image="1.1",
+        slot="a",
+        update_to="1.1",
+        update_result="good",
+        settings="0" * 16,
+        heartbeat_s=10.0,
+        booted_us=at_us - 7_000_000,
+        uplink_since_us=at_us - 5_000_000,
+        clock_synced=True,
+        clock_source="kernel",
+        clock_error_us=500,
+        disk_free_bytes=1,
+        disk_bytes=2,
+        disk_written_bytes_per_day=3,
+        spared=4,
+        memory_free_bytes=1,
+        memory_bytes=2,
+        addresses=["192.0.2.7"],
+        ports=["/dev/ttyUSB0 open"],
+        devices_known=2,
+        devices_heard=1,
+        devices_silent=1,
+        silent=["42"],
+        level="warn",
+        conditions=["device-silent"],
+    )
+    # A gateway of another release tells less.
+    states.take([state_event(3, 2, booted=8_000_000, image=None, update=None, uplink_s=None)], {})
+    assert shown(states, "0011").uplink_since_us is None
+    least = json.dumps({name: hostile.STATE[name] for name in ("version", "conditions")} | {"lane_number": 3}).encode()
+    states.take([state_event(4, 3)._replace(value=least)], {})
+    assert shown(states, "0011").version == "0.1.0"
+    assert shown(states, "0011").clock_synced is None
+    assert all(stored_and_read(state) == state for state in states.gateways.values())
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3), st.sampled_from(["0011", "22" * 8])), max_size=12),
+    st.integers(0, 12),
+)
+def test_the_newest_state_counts_in_whatever_order_states_come(told: list[tuple[int, int, str]], cut: int) -> None:
+    events = [
+        state_event(place, lane, booted=booted, buffer=buffer, version=f"{lane}.{booted}")
+        for place, (lane, booted, buffer) in enumerate(told)
+    ]
+    states = taken(event(20, body()), event(21, body(), "22" * 8))
+    for some in (events[:cut], events[cut:], events):
+        states.take(some, {})
+    for buffer in ("0011", "22" * 8):
+        newest = max(((lane, booted) for lane, booted, its in told if its == buffer), default=None)
+        version = None if newest is None else "{}.{}".format(*newest)
+        assert shown(states, buffer).version == version
+
+
+def test_states_of_swapped_cards_are_bounded() -> None:
+    events = [state_event(place, 1, buffer=f"{place:016x}") for place in range(3 * BOXES_MAX)]
+    (gateway,) = taken(*events).gateways.values()
+    assert [*gateway.boxes] == [f"{place:016x}" for place in range(2 * BOXES_MAX, 3 * BOXES_MAX)]
 
 
 def numbers_in(found: object) -> Iterator[int]:

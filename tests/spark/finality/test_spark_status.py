@@ -33,6 +33,8 @@ from spark.upkeep.table_upkeep import maintain
 from spark.views.evidence import open_gaps
 from spark.views.gateways_view import open_gateways
 from spark.views.windows_view import open_windows
+from tests.support import hostile
+from tests.support.desk_equality import expect_same_answers
 from tests.support.device_folds import fold_all_devices
 from tests.support.former_devices import of_an_earlier_program
 from tests.support.spark_oracle import KafkaRecord
@@ -322,6 +324,15 @@ def test_a_heartbeat_counts_once_all_that_it_speaks_of_was_read(spark: SparkSess
     (gateway,) = open_gateways(spark, warehouse).collect()
     assert (gateway.waiting, gateway.depth_rows, gateway.pending) == (0, 0, 0)
     assert gateway.complete_to_time == gateway.heartbeat_time - timedelta(microseconds=1_000)
+    assert (gateway.version, gateway.conditions) == (None, None)
+    # Of its box it tells last what had waited in a backlog.
+    old, new = ({**hostile.STATE, "lane_number": lane, "version": f"1.{lane}"} for lane in (2, 3))
+    take(job, 3, [event("state", 141, new, 1), event("state", 20, old, 2)])
+    job.save()
+    (gateway,) = open_gateways(spark, warehouse).collect()
+    assert (gateway.version, gateway.level, gateway.conditions) == ("1.3", "warn", ["device-silent"])
+    assert gateway.state_time - gateway.booted_time == timedelta(seconds=141)
+    assert expect_same_answers(spark, warehouse, (), ("gateways",)) > 0
     shown = CliRunner().invoke(main, ["gateways", "--warehouse", warehouse])
     assert "2026-03-14T12:02:20Z" in shown.output
 

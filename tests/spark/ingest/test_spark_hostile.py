@@ -64,11 +64,11 @@ RIGHTLY_TAKEN = (
     "value: CBOR, t: NUL",
     r"value: SenML in CBOR, (6|-3): NUL",
     # Members that nobody reads: unknown or unneeded ones, as far as they are JSON.
-    "(heartbeat|heartbeat, pending|buffer-set-aside), unknown: (?!deep|half|NaN|Infinity).*",
+    "(heartbeat|heartbeat, pending|buffer-set-aside|state), unknown: (?!deep|half|NaN|Infinity).*",
     "(loss|time-correction), unknown: (?!deep|half|NaN|Infinity|500,000|a fraction|bad UTF-8).*",
     "time-correction, device: (?!deep|half|NaN|Infinity|500,000|a fraction|bad UTF-8).*",
     "buffer-set-aside, (device|file|rows): (?!deep|half|NaN|Infinity).*",
-    r"(heartbeat|heartbeat, pending|buffer-set-aside), \w+ twice",
+    r"(heartbeat|heartbeat, pending|buffer-set-aside|state), \w+ twice",
     # Right values: names of nobody, ends of the range, and unknown values.
     "heartbeat, (low_watermark: null|oldest_age_s: (a fraction of 5,000 digits|1e-999999999|null))",
     "heartbeat, pending, (nothing|(from|to): (null|the year 9999))",
@@ -82,6 +82,10 @@ RIGHTLY_TAKEN = (
     "loss, (device|device_boot): null",
     r"loss, (count|last_boottime_us|last_sequence): 2\^63 - 1",
     r"loss, (first_boottime_us|first_sequence): (-2\^63|less than nothing)",
+    f"state, (version|image|slot|settings): {SOME_TEXT}",
+    "state, (image|slot|update|heartbeat_s|settings|uplink_s): null",
+    "state, (update|clock|disk|memory|devices): an object",
+    "state, heartbeat_s: (a fraction of 5,000 digits|1e-999999999)",
     # Texts that the contract leaves to the gateway, and names of nobody.
     f"(heartbeat, )?(header ce_(subject|timequality|gatewayboot|deviceboot)|key): {SOME_HEADER}",
     f"heartbeat, header content-type: {SOME_HEADER}",
