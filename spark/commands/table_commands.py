@@ -1,6 +1,7 @@
 """`sluice-cloud readings`, `windows`, `gaps`, `gateways`, `quarantine` and `sql`: show what the tables hold."""
 
 import sys
+import time
 from typing import TYPE_CHECKING
 
 import click
@@ -13,12 +14,16 @@ from spark.commands.cli_options import streams_option, warehouse_option
 from spark.commands.command_session import session
 from spark.commands.desk_session import asking, explain_nothing, latest
 from spark.desk.asked import Asked
-from spark.desk.look_ups import GAPS, GATEWAYS, LOSSES, QUARANTINE, READINGS, WINDOWS
+from spark.desk.look_ups import GAPS, GATEWAYS, LOSSES, QUARANTINE, READINGS, TROUBLE, WINDOWS
 from spark.desk.row_text import time_text
 from spark.engine.warehouse_folder import only_writer
 
 if TYPE_CHECKING:
     from spark.decode.codec_declarations import Streams
+    from spark.desk.tables import Tables
+
+FINDING = 1
+"""Exit code if something needs somebody."""
 
 
 @click.command(short_help="The latest readings by event time.")
@@ -122,17 +127,46 @@ def losses(warehouse: str, asked: Asked, form: Form) -> None:
 
 @click.command(short_help="How far each gateway has delivered.")
 @warehouse_option
+@click.option("--trouble", is_flag=True, help="Show who needs somebody, worst first. Exit with 1 if any does.")
 @asks("site")
-def gateways(warehouse: str, asked: Asked, form: Form) -> None:
-    """Show up to when each gateway has delivered and what it still holds, by its last heartbeat that counts."""
+def gateways(warehouse: str, trouble: bool, asked: Asked, form: Form) -> None:  # noqa: FBT001 - click passes it by name
+    """Show up to when each gateway has delivered and what it still holds, by its last heartbeat that counts.
+
+    With --trouble, show gateways that were not heard for three heartbeats, and what others last told that is not well.
+    """
     with asking(warehouse) as tables:
+        if trouble:
+            _trouble(tables, asked, form)
+            return
         found = tables.source.db.sql(GATEWAYS.ordered(tables.select("gateways", asked)))
         # There is hardly ever an unread topic. If there is one, it must be seen.
         has_unread = form.is_whole or bool(found.filter("len(unread_topics) > 0").limit(1).fetchall())
         columns = [name for name in GATEWAYS.columns if has_unread or name != "unread_topics"]
+        if form.is_whole:
+            columns = [*GATEWAYS.shown(found.columns)]
         spare = ("buffer", "namespace", "site", "waiting", "retired_from_time", "oldest_age_s")
         if not print_relation(tables.source.db, found, form, columns, spare=spare):
             explain_nothing(tables, asked, form, None, lambda limits: tables.select("gateways", limits))
+
+
+def _trouble(tables: "Tables", asked: Asked, form: Form) -> None:
+    from spark.desk.gateway_trouble import COLUMNS, OLD_US, heard_us, troubles  # noqa: PLC0415
+
+    evidence = tables.evidence()
+    found = [each for each in troubles(evidence) if asked.site in {None, each.site}]
+    shown = ", ".join("make_timestamp(heard_us) AS heard_time" if name == "heard_us" else name for name in COLUMNS)
+    rows = tables.source.db.sql(f"SELECT {shown} FROM ({tables.source.values(COLUMNS, found)})")
+    print_relation(tables.source.db, rows, form, TROUBLE, spare=("namespace", "site", "heard_time", "means"))
+    newest_us = heard_us(evidence)
+    is_old = newest_us is None or time.time() * 1e6 - newest_us > OLD_US
+    if newest_us is None:
+        beside("no gateway was heard yet")
+    elif is_old:
+        beside(f"nothing was heard of any gateway since {time_text(newest_us, form.zone)}: does ingest run?")
+    elif not found:
+        beside("no gateway needs anybody")
+    if found or is_old:
+        raise click.exceptions.Exit(FINDING)
 
 
 @click.command(short_help="Query the tables in SQL.")

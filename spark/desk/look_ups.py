@@ -77,7 +77,10 @@ GATEWAYS = LookUp(
     ),
     time=None,
     then=("namespace", "gateway", "buffer"),
+    has_others=True,
 )
+TROUBLE = ("namespace", "gateway", "site", "level", "code", "means", "todo", "heard_time")
+"""Columns of gateways in trouble, which have an order of their own."""
 QUARANTINE = LookUp(
     columns=("kafka_timestamp", "topic", "partition", "offset", "device", "retried", "reason"),
     time="kafka_timestamp",

@@ -209,6 +209,11 @@ class GatewayStates:
         """Return what a gateway with this buffer last told of its box; None if nothing."""
         return self.gateways[namespace, gateway].boxes.get(buffer)
 
+    def heard_us(self, gateway: tuple[str, str]) -> int | None:
+        """When Kafka took in the newest heartbeat of a gateway, by namespace and name; None if there was none."""
+        newest = self.gateways[gateway].newest
+        return None if newest is None else newest[0]
+
     def boots(self) -> dict[tuple[str, str, str], Edge]:
         """Return the time of a heartbeat of each boot with a known time, by namespace, gateway and boot."""
         return {(*key, boot): edge for key, gateway in self.gateways.items() for boot, edge in gateway.boots.items()}

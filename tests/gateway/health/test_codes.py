@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from gateway.commands.check import kafka, kafka_way
+from gateway.condition_codes import CODES
 from gateway.health import conditions
 
 ROOT = Path(__file__).parents[3]
@@ -29,3 +30,9 @@ def test_each_code_is_on_the_page_once() -> None:
     tables = {*conditions._COUNTED, *kafka_way._CODES.values(), kafka.TOPIC_ABSENT, kafka.TOPIC_UNWRITTEN}
     tables |= {kafka.BROKER_UNREACHED, kafka.BROKER_UNUSABLE}
     assert {*on_page} == {*written()} | tables | ELSEWHERE
+
+
+def test_the_words_on_a_code_are_those_of_the_page() -> None:
+    _, _, rest = (ROOT / "docs/conditions.md").read_text().partition("## Of a running gateway")
+    page = dict(re.findall(r"^\| `([a-z-]+)` \| (.*) \|$", rest.partition("\n## ")[0], re.MULTILINE))
+    assert {code: words.means for code, words in CODES.items()} == page
