@@ -44,7 +44,8 @@ CODES = {
         "The stick that is plugged in brings no update that this box takes.", "Bring the right file on the stick."
     ),
     "buffer-set-aside": ConditionCode(
-        "The buffer's file could not be used. A new one took its place.", "If this comes again, replace the memory card."
+        "The buffer's file could not be used. A new one took its place.",
+        "If this comes again, replace the memory card.",
     ),
     "buffer-newer": ConditionCode(
         "A newer version wrote the buffer's file. Its readings wait for that version.",
