@@ -1,5 +1,7 @@
 """Asks the cluster about the topic of commands: its partitions, and whether this gateway may read them."""
 
+import asyncio
+import time
 from typing import Final
 
 from aiokafka.admin import AIOKafkaAdminClient
@@ -7,6 +9,7 @@ from aiokafka.errors import (
     LeaderNotAvailableError,
     NodeNotReadyError,
     NoError,
+    NotLeaderForPartitionError,
     OffsetOutOfRangeError,
     TopicAuthorizationFailedError,
     UnknownTopicOrPartitionError,
@@ -14,12 +17,14 @@ from aiokafka.errors import (
 )
 from aiokafka.protocol.fetch import FetchRequest
 
-from gateway.kafka.topics import allow_command, create_topics, read_cluster
+from gateway.kafka.topics import CREATION_S_MAX, allow_command, create_topics, read_cluster
 from gateway.settings import KafkaSettings
 
 _BYTES: Final = 1
 """Bytes that an attempt to read asks for. Kafka sends one whole batch all the same, if there is one."""
 _READ_COMMITTED: Final = 1
+_NOT_YET: Final = (LeaderNotAvailableError, NotLeaderForPartitionError, UnknownTopicOrPartitionError)
+"""Answers of brokers that do not know yet what the controller has just made."""
 
 
 class CommandTopicError(Exception):
@@ -58,6 +63,17 @@ async def try_to_read(admin: AIOKafkaAdminClient, topic: str, kafka: KafkaSettin
 
     Describing a topic needs another right than reading it, so nothing less than an attempt tells.
     """
+    deadline_s = time.monotonic() + CREATION_S_MAX
+    while True:
+        try:
+            return await _read_once(admin, topic, kafka)
+        except _NOT_YET:
+            if time.monotonic() > deadline_s:
+                raise
+        await asyncio.sleep(0.05)
+
+
+async def _read_once(admin: AIOKafkaAdminClient, topic: str, kafka: KafkaSettings) -> None:
     client = admin._client  # noqa: SLF001 - aiokafka is pinned
     cluster = await read_cluster(admin, (topic,))
     _, partitions = cluster.topics.get(topic, (UnknownTopicOrPartitionError.errno, ()))
