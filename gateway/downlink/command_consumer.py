@@ -7,16 +7,11 @@ from typing import Any, Final, Never
 
 import structlog
 from aiokafka import AIOKafkaConsumer, TopicPartition
-from aiokafka.errors import (
-    KafkaError,
-    TopicAuthorizationFailedError,
-    UnknownTopicOrPartitionError,
-    for_code,
-)
+from aiokafka.errors import KafkaError
 
+from gateway.downlink.command_topic import CommandTopicError, partitions_of
 from gateway.downlink.downlink import Downlink
 from gateway.kafka.session import CLOSE_TIMEOUT_S, KafkaSession
-from gateway.kafka.topics import allow_command, create_topics, read_cluster
 from gateway.reading import BufferFileError
 from gateway.settings import KafkaSettings
 
@@ -33,10 +28,6 @@ RETRY_S: Final = 15.0
 STORE_RETRY_S: Final = 1.0
 
 log = structlog.get_logger()
-
-
-class CommandTopicError(Exception):
-    """The topic of commands cannot be read; the message says why and what to do."""
 
 
 class CommandConsumer:
@@ -76,7 +67,8 @@ class CommandConsumer:
 
     async def _read(self, session: KafkaSession) -> None:
         """Read until the topic has other partitions. Raises CommandTopicError, KafkaError, OSError."""
-        numbers = await self._partitions(session)
+        kafka = self._kafka
+        numbers = await partitions_of(session.admin, self._topic, kafka, create=kafka.create_topics)
         partitions = [TopicPartition(self._topic, number) for number in numbers]
         async with self._consumer(session) as consumer:
             consumer.assign(partitions)
@@ -127,31 +119,6 @@ class CommandConsumer:
                     async with asyncio.timeout(CLOSE_TIMEOUT_S):
                         await close()
 
-    async def _partitions(self, session: KafkaSession) -> list[int]:
-        """The partitions of the topic, which is made if it is missing and `create_topics` is set.
-
-        Raises CommandTopicError, KafkaError.
-        """
-        topic, kafka = self._topic, self._kafka
-        code, partitions = await _described(session, topic)
-        if code == UnknownTopicOrPartitionError.errno and kafka.create_topics:
-            (verdict,) = await create_topics(session.admin, (topic,), kafka)
-            if not verdict.usable:
-                raise CommandTopicError(verdict.hint or verdict.reason)
-            code, partitions = await _described(session, topic)
-        if code == UnknownTopicOrPartitionError.errno:
-            raise CommandTopicError(
-                f"there is no topic {topic}, or this gateway may not know of it; have it made, with LogAppendTime and "
-                f"one partition, and let this gateway read it: {allow_command(topic, kafka, 'Read', 'Describe')}"
-            )
-        if code == TopicAuthorizationFailedError.errno:
-            raise CommandTopicError(
-                f"this gateway may not read {topic}; {allow_command(topic, kafka, 'Read', 'Describe')}"
-            )
-        if code or not partitions:
-            raise CommandTopicError(f"{topic} cannot be read just now: {for_code(code).__name__}")
-        return partitions
-
     def _fail(self, words: str) -> None:
         if words != self.error:
             log.warning("commands are not read", topic=self._topic, reason=words)
@@ -161,10 +128,3 @@ class CommandConsumer:
         if self.error is not None:
             log.info("commands are read again", topic=self._topic)
         self.error = None
-
-
-async def _described(session: KafkaSession, topic: str) -> tuple[int, list[int]]:
-    """Error code and partitions of a topic. Raises KafkaError."""
-    cluster = await read_cluster(session.admin, (topic,))
-    code, partitions = cluster.topics.get(topic, (UnknownTopicOrPartitionError.errno, ()))
-    return code, [partition.number for partition in partitions]

@@ -8,12 +8,14 @@ import shutil
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
-from typing import cast
+from typing import Final, cast
 
 import pytest
 from aiokafka import AIOKafkaProducer
 from aiokafka.errors import TopicAuthorizationFailedError
 
+from gateway.commands.check.kafka import COMMANDS_UNREAD, check_kafka
+from gateway.settings import CommandSettings, GatewaySettings, KafkaSaslSettings, KafkaSettings, Settings
 from tests.support import kafka_admin
 from tests.support.kafka_cluster import Cluster, Listener, kafka_cluster
 from tests.support.uplink_site import Site, records_until
@@ -25,7 +27,7 @@ pytestmark = [
 ]
 
 PAGE = Path(__file__).parents[2] / "docs" / "kafka.md"
-MECHANISM = "SCRAM-SHA-512"
+MECHANISM: Final = "SCRAM-SHA-512"
 PASSWORD = "right-9d2c1b77"  # noqa: S105 - lives for the length of a test
 
 
@@ -93,3 +95,30 @@ async def test_a_sites_gateway_makes_its_topics_and_its_user_writes_in_no_others
         for topic in ("site8.device-thermo", "site8.gateway-events", "gateway-events"):
             with pytest.raises(TopicAuthorizationFailedError):
                 await producer.send_and_wait(topic, b"forged", partition=0)
+
+
+async def test_check_says_whether_commands_can_be_read(cluster: Cluster, tmp_path: Path) -> None:
+    """`docs/commands-to-devices.md` names the rights. To see the topic is not enough."""
+    topic = "gateway-commands.gw1"
+    password = tmp_path / "kafka.password"
+    password.write_text(PASSWORD + "\n")
+    password.chmod(0o400)
+    sasl = KafkaSaslSettings(MECHANISM, "site7", password)
+    kafka = KafkaSettings(tuple(cluster.addresses("LOGIN")), create_topics=False, sasl=sasl)
+    settings = Settings(GatewaySettings("gw1"), kafka, commands=CommandSettings(("*",)))
+
+    async def found() -> tuple[str, str]:
+        (finding,) = [each for each in await check_kafka(settings, create=False) if each.subject == f"topic {topic}"]
+        return finding.code, finding.words
+
+    code, words = await found()
+    assert (code, f"there is no topic {topic}" in words) == (COMMANDS_UNREAD, True)
+    await kafka_admin.create_topic(cluster.bootstrap, topic)
+    for operation in ("WRITE", "DESCRIBE"):
+        # Whoever may write a topic may see it.
+        await kafka_admin.allow(cluster.bootstrap, "site7", topic, operation)
+        code, words = await found()
+        assert (code, f"may not read {topic}; kafka-acls.sh" in words) == (COMMANDS_UNREAD, True), operation
+    await kafka_admin.allow(cluster.bootstrap, "site7", topic, "READ")
+    code, words = await found()
+    assert (code, "commands are read from it" in words) == ("ok", True)

@@ -17,6 +17,7 @@ from gateway.buffer.status import is_running, open_to_read
 from gateway.clock.floor import CLOCK_MARKS, ClockFloor
 from gateway.clock.kernel_clock import boottime_us, read_wall_clock
 from gateway.commands.check.finding import Finding, remark, well, wrong
+from gateway.downlink.command_topic import CommandTopicError, CommandTopicMissingError, partitions_of, try_to_read
 from gateway.health.conditions import disk_always_first
 from gateway.kafka.link import KafkaLink
 from gateway.kafka.reach import Fault, host_and_port
@@ -41,6 +42,8 @@ BROKERS_DIALLED_MAX = 12
 """Most brokers that are dialled. An unreachable broker costs up to `kafka.connect_timeout_s`."""
 TOPIC_ABSENT, TOPIC_UNWRITTEN = "topic-absent", "topic-unwritten"
 """Codes of findings about a topic that gets no records."""
+COMMANDS_UNREAD = "commands-unread"
+"""Code of the finding that no command can come from Kafka."""
 BROKER_UNREACHED, BROKER_UNUSABLE = "kafka-broker-unreached", "kafka-broker-unusable"
 """Codes of findings about a broker that nothing can be sent to."""
 WITHOUT_TLS = (
@@ -229,13 +232,33 @@ async def _look_at_topics(
             if create:
                 created = {each.topic: each for each in await create_topics(admin, sorted(topics - existing), kafka)}
             verdicts = await inspect_topics(admin, sorted(topics), kafka)
+        of_commands = await _look_at_commands(admin, settings, create=create)
     except (KafkaError, TimeoutError) as error:
         told = link.fault or str(error) or type(error).__name__
         words = f"cannot be {'made' if create else 'checked'} just now ({told}): are all brokers well? Try again"
         return cluster, [structs.replace(wrong("topics-unchecked", "Kafka's topics", words), link="topics")]
     findings = [found for each in verdicts for found in _findings(each, created.get(each.topic), settings)]
-    findings += _routes_without_topics(settings, topics) + _topics_of_devices(settings)
+    findings += _routes_without_topics(settings, topics) + _topics_of_devices(settings) + of_commands
     return cluster, [structs.replace(each, link="topics") for each in findings]
+
+
+async def _look_at_commands(admin: AIOKafkaAdminClient, settings: Settings, *, create: bool) -> list[Finding]:
+    """Check the topic of commands, if commands are read. Raises KafkaError, TimeoutError."""
+    if settings.commands is None:
+        return []
+    kafka, topic = settings.kafka, settings.commands.topic_of(settings.gateway.id)
+    subject = f"topic {topic}"
+    try:
+        async with asyncio.timeout(kafka.request_timeout_s):
+            await partitions_of(admin, topic, kafka, create=create)
+            await try_to_read(admin, topic, kafka)
+    except CommandTopicMissingError as error:
+        if kafka.create_topics:
+            return [well(subject, "does not exist yet; sluice run makes it, with LogAppendTime (kafka.create_topics)")]
+        return [wrong(COMMANDS_UNREAD, subject, f"no command comes from Kafka: {error}")]
+    except CommandTopicError as error:
+        return [wrong(COMMANDS_UNREAD, subject, f"no command comes from Kafka: {error}")]
+    return [well(subject, "commands are read from it; whoever may write to it may command this gateway's devices")]
 
 
 def _cluster_words(cluster: Cluster) -> str:

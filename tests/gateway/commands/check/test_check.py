@@ -27,6 +27,7 @@ from gateway.intake.routes import Destination, compile_routes
 from gateway.kafka.topics import ADMIN_CONFIG, ADMIN_WORDS, UNKNOWN, Cluster, Flaw, Partition, TopicVerdict
 from gateway.settings import (
     DEFAULT_ROUTE,
+    CommandSettings,
     GatewaySettings,
     KafkaSaslSettings,
     KafkaSettings,
@@ -393,3 +394,20 @@ async def test_a_template_that_says_nothing_judges_no_topic_of_others(kafka: Bro
     findings = await check_kafka(load(config), create=True)
     assert [finding.subject for finding in findings[1:]] == ["topic alone-events", "topic alone-quarantine"]
     assert all(finding.ok for finding in findings)
+
+
+@pytest.mark.kafka
+async def test_the_topic_of_commands_is_made_like_the_others_or_awaited(kafka: Broker) -> None:
+    commands = CommandSettings(("*",), topic="made-commands.{gateway}")
+    settings = structs.replace(settings_of(), commands=commands)
+    uplink = structs.replace(settings.kafka, bootstrap=(kafka.bootstrap,), events_topic="m-e", quarantine_topic="m-q")
+
+    async def words(*, makes: bool, create: bool) -> str:
+        by = structs.replace(settings, kafka=structs.replace(uplink, create_topics=makes))
+        found = {finding.subject: finding.words for finding in await check_kafka(by, create=create)}
+        return found["topic made-commands.gw1"]
+
+    assert "there is no topic made-commands.gw1" in await words(makes=False, create=False)
+    assert (await words(makes=True, create=False)).startswith("does not exist yet; sluice run makes it")
+    assert (await words(makes=False, create=True)).startswith("commands are read from it")
+    assert (await words(makes=False, create=False)).startswith("commands are read from it")
