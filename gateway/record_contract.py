@@ -35,6 +35,9 @@ HEADER_NAMES = (*HEADERS, *DEVICE_HEADERS, COUNTER_HEADER, DOUBT_HEADER, BOOT_TI
 """All headers that a record may have, in the order on the wire, except headers with `VARIABLE_PREFIX`."""
 VARIABLE_PREFIX = "route_"
 """Prefix of the headers of a route's variables (`route_site`). They follow `HEADERS`, and readers may skip them."""
+USER_PREFIX = "mqtt_"
+"""Prefix of the headers of a message's user properties (`mqtt_unit`). They are the last ones, and readers may skip
+them."""
 READING_TYPE = "sluice.reading"
 """`ce_type` of a sensor's reading."""
 GATEWAY_TYPES = "sluice.gateway."

@@ -89,7 +89,12 @@ def insert_entries(
         received_us, boot, number, payload = datum.received_us, datum.device_boot, datum.device_sequence, datum.payload
         rows.append(Row(lane, sequence, series, datum))
         sequence += 1
-        if datum.doubt or datum.device_time_us is not None or (error_us and event_us is None):
+        if (
+            datum.doubt
+            or datum.device_time_us is not None
+            or datum.properties is not None
+            or (error_us and event_us is None)
+        ):
             forms.add(None)
             event_us = earliest_event_us(entry)
         elif event_us is not None:

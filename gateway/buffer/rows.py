@@ -5,6 +5,7 @@ from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 import msgspec
@@ -215,6 +216,14 @@ class Row(Struct, frozen=True, gc=False, array_like=True):
 
 ROW_COLUMNS = (*Row.__struct_fields__[:-1], *Datum.__struct_fields__)
 """Columns of a row, as `stored_rows` gives them. In the table `reading`, the place stands for the first two."""
+
+
+_datum_of = attrgetter("datum")
+
+
+def sizes_of(items: Iterable[Entry | Row]) -> list[int]:
+    """The sizes of entries or rows, as `Datum.size` has them. To call that for each takes three times as long."""
+    return [len(datum.payload) if datum.properties is None else datum.size for datum in map(_datum_of, items)]
 
 
 def spans_of(rows: Sequence[Row]) -> list[Span]:

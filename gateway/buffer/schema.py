@@ -112,6 +112,12 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
         # In an upgraded file it is on another page than in a new one. If the first page is lost, salvage asks here.
         f"INSERT INTO meta SELECT '{READING_ROOT}', rootpage FROM sqlite_master WHERE name = 'reading'",
     ),
+    (
+        # User properties of MQTT 5, see `gateway.user_properties`. NULL in most rows, where it takes a byte.
+        "ALTER TABLE reading ADD COLUMN properties TEXT",
+        "ALTER TABLE former_reading ADD COLUMN properties TEXT",
+        "ALTER TABLE quarantine ADD COLUMN properties TEXT",
+    ),
 )
 """Statements by version. `PRAGMA user_version` is how many of these versions a file has."""
 

@@ -35,7 +35,8 @@ from gateway.settings import BufferSettings
 from tests.support.buffers import confirm, entry, losses, opened, rows, store
 from tests.support.waiting import until
 
-FORMER_VERSIONS = range(1, len(schema.MIGRATIONS))
+FORMER_VERSIONS = range(1, 4)
+"""Schemas that had readings in the table that is `former_reading` now."""
 LANES, ROWS = 2, 300
 """Lanes of a former version's file, and rows of each."""
 PAGE_BYTES = 4096
@@ -72,7 +73,7 @@ def new_file() -> sqlite3.Connection:
 
 
 def put(file: sqlite3.Connection, former: Iterable[Position], present: Iterable[Position]) -> None:
-    rest = "1, 1, NULL, 0, NULL, NULL, NULL, x'31', 0, NULL"
+    rest = "1, 1, NULL, 0, NULL, NULL, NULL, x'31', 0, NULL, NULL"
     file.executemany(f"INSERT INTO former_reading VALUES (?, ?, {rest})", former)
     file.executemany(f"INSERT INTO reading VALUES (?, {rest})", [(position.place,) for position in present])
 
