@@ -17,7 +17,7 @@ from aiokafka.errors import (
 )
 from aiokafka.protocol.fetch import FetchRequest
 
-from gateway.kafka.topics import CREATION_S_MAX, allow_command, create_topics, read_cluster
+from gateway.kafka.topics import CREATION_S_MAX, Partition, allow_command, create_topics, read_cluster
 from gateway.settings import KafkaSettings
 
 _BYTES: Final = 1
@@ -55,7 +55,7 @@ async def partitions_of(admin: AIOKafkaAdminClient, topic: str, kafka: KafkaSett
         raise _refused(topic, kafka)
     if code or not partitions:
         raise CommandTopicError(f"{topic} cannot be read just now: {for_code(code).__name__}")
-    return partitions
+    return [partition.number for partition in partitions]
 
 
 async def try_to_read(admin: AIOKafkaAdminClient, topic: str, kafka: KafkaSettings) -> None:
@@ -75,8 +75,7 @@ async def try_to_read(admin: AIOKafkaAdminClient, topic: str, kafka: KafkaSettin
 
 async def _read_once(admin: AIOKafkaAdminClient, topic: str, kafka: KafkaSettings) -> None:
     client = admin._client  # noqa: SLF001 - aiokafka is pinned
-    cluster = await read_cluster(admin, (topic,))
-    _, partitions = cluster.topics.get(topic, (UnknownTopicOrPartitionError.errno, ()))
+    _, partitions = await _described(admin, topic)
     for partition in partitions:
         if partition.leader < 0:
             raise LeaderNotAvailableError(f"{topic}/{partition.number}")
@@ -97,8 +96,7 @@ def _refused(topic: str, kafka: KafkaSettings) -> CommandTopicError:
     return CommandTopicError(f"this gateway may not read {topic}; {allow_command(topic, kafka, 'Read', 'Describe')}")
 
 
-async def _described(admin: AIOKafkaAdminClient, topic: str) -> tuple[int, list[int]]:
+async def _described(admin: AIOKafkaAdminClient, topic: str) -> tuple[int, tuple[Partition, ...]]:
     """Error code and partitions of a topic. Raises KafkaError."""
     cluster = await read_cluster(admin, (topic,))
-    code, partitions = cluster.topics.get(topic, (UnknownTopicOrPartitionError.errno, ()))
-    return code, [partition.number for partition in partitions]
+    return cluster.topics.get(topic, (UnknownTopicOrPartitionError.errno, ()))

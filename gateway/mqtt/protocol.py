@@ -6,7 +6,7 @@ Every size is capped. Statement numbers such as [MQTT-3.1.0-1] are those of the 
 
 import abc
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from enum import IntEnum
 from functools import lru_cache
 from typing import Final, TypeAlias
@@ -719,26 +719,28 @@ def _parse_subscribe(body: bytes) -> Subscribe:
 def _parse_unsubscribe(body: bytes) -> Unsubscribe:
     """Parse an UNSUBSCRIBE (section 3.10)."""
     fields = Fields("UNSUBSCRIBE", body)
-    packet_id = fields.packet_id()
-    filters = []
-    while fields.left:
-        filters.append(fields.topic_filter())
-    if not filters:
+    return Unsubscribe(fields.packet_id(), tuple(topic_filters(fields)))
+
+
+def topic_filters(fields: Fields) -> Iterator[str]:
+    """Read the topic filters of an UNSUBSCRIBE, which end it. Raises ProtocolError."""
+    if not fields.left:
         raise ProtocolError("no-topic-filter", "MQTT-3.10.3-2", "an UNSUBSCRIBE without a topic filter")
-    return Unsubscribe(packet_id, tuple(filters))
+    while fields.left:
+        yield fields.topic_filter()
 
 
-def _parse_ping_request(body: bytes) -> PingRequest:
-    check_empty("PINGREQ", body)
+def parse_ping_request(body: bytes) -> PingRequest:
+    _check_empty("PINGREQ", body)
     return PingRequest()
 
 
 def _parse_disconnect(body: bytes) -> Disconnect:
-    check_empty("DISCONNECT", body)
+    _check_empty("DISCONNECT", body)
     return Disconnect()
 
 
-def check_empty(packet: str, body: bytes) -> None:
+def _check_empty(packet: str, body: bytes) -> None:
     if body:
         raise ProtocolError("packet-too-long", "3.12, 3.14", f"a {packet} with something after its header")
 
@@ -749,7 +751,7 @@ _PARSERS: Final[dict[int, Callable[[bytes], Event]]] = {
     _PUBREL | 2: lambda body: PubRel(_only_packet_id("PUBREL", body)),
     _SUBSCRIBE | 2: _parse_subscribe,
     _UNSUBSCRIBE | 2: _parse_unsubscribe,
-    _PINGREQ: _parse_ping_request,
+    _PINGREQ: parse_ping_request,
     _DISCONNECT: _parse_disconnect,
 }
 """Parsers of packet bodies, by first byte."""

@@ -18,7 +18,6 @@ from gateway.mqtt.protocol import (
     Disconnect,
     Event,
     Fields,
-    PingRequest,
     ProtocolError,
     PubAck,
     Publish,
@@ -29,13 +28,14 @@ from gateway.mqtt.protocol import (
     Will,
     acknowledgements,
     check_connect_flags,
-    check_empty,
     decode_text,
     encode_remaining_length,
     first_byte_error,
     known_topic_name,
     packet_id_zero,
+    parse_ping_request,
     remaining_length,
+    topic_filters,
     topic_name,
 )
 from gateway.mqtt.reason_codes import CONNACK_CODES, DISCONNECT_CODES, PUBACK_CODES, PUBREL_CODES, ReasonCode
@@ -425,17 +425,7 @@ def _parse_unsubscribe(body: bytes) -> Unsubscribe:
     fields = _Fields5("UNSUBSCRIBE", body)
     packet_id = fields.packet_id()
     fields.properties(properties.OF_UNSUBSCRIBE)
-    filters = []
-    while fields.left:
-        filters.append(fields.topic_filter())
-    if not filters:
-        raise ProtocolError("no-topic-filter", "MQTT-3.10.3-2", "an UNSUBSCRIBE without a topic filter")
-    return Unsubscribe(packet_id, tuple(filters))
-
-
-def _parse_ping_request(body: bytes) -> PingRequest:
-    check_empty("PINGREQ", body)
-    return PingRequest()
+    return Unsubscribe(packet_id, tuple(topic_filters(fields)))
 
 
 def _parse_disconnect(body: bytes) -> Disconnect:
@@ -457,7 +447,7 @@ _PARSERS: Final[dict[int, Callable[[bytes], Event]]] = {
     0x62: _parse_pubrel,
     0x82: _parse_subscribe,
     0xA2: _parse_unsubscribe,
-    0xC0: _parse_ping_request,
+    0xC0: parse_ping_request,
     0xE0: _parse_disconnect,
 }
 """Parsers of packet bodies, by first byte."""
