@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from typing import Any, Final, Never
 
 import structlog
@@ -11,7 +11,7 @@ from aiokafka.errors import KafkaError
 
 from gateway.downlink.command_topic import CommandTopicError, partitions_of
 from gateway.downlink.downlink import Downlink
-from gateway.kafka.session import CLOSE_TIMEOUT_S, KafkaSession
+from gateway.kafka.session import KafkaSession, close_each
 from gateway.reading import BufferFileError
 from gateway.settings import KafkaSettings
 
@@ -114,10 +114,8 @@ class CommandConsumer:
             yield consumer
         finally:
             # If a fetch has failed, aiokafka's stop ends with that fetch's cancellation, before it has closed anything.
-            for close in (consumer.stop, consumer._client.close):  # noqa: SLF001 - aiokafka is pinned
-                with suppress(Exception, asyncio.CancelledError):
-                    async with asyncio.timeout(CLOSE_TIMEOUT_S):
-                        await close()
+            # The session may end meanwhile. It cancels only once, and waits for the end of this.
+            await close_each(consumer.stop, consumer._client.close)  # noqa: SLF001 - aiokafka is pinned
 
     def _fail(self, words: str) -> None:
         if words != self.error:

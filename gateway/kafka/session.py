@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Collection
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection
 from contextlib import asynccontextmanager, suppress
 
 import structlog
@@ -362,7 +362,12 @@ async def _close(producer: AIOKafkaProducer, admin: AIOKafkaAdminClient, link: K
     producer._closed = True  # noqa: SLF001
     # Requests under way end at once, and not with their time-out.
     link.abort()
-    for close in (producer._sender.close, producer.client.close, admin.close):  # noqa: SLF001
+    await close_each(producer._sender.close, producer.client.close, admin.close)  # noqa: SLF001
+
+
+async def close_each(*parts: Callable[[], Awaitable[object]]) -> None:
+    """Close parts of aiokafka's clients, each within CLOSE_TIMEOUT_S. A cancellation meanwhile is raised at the end."""
+    for close in parts:
         # Whatever fails, go on: a client that is not closed would go on connecting by itself.
         with suppress(Exception, asyncio.CancelledError):
             async with asyncio.timeout(CLOSE_TIMEOUT_S):
