@@ -144,7 +144,8 @@ def _gateway_of(warehouse: str, namespace: str, device: str) -> str:
         log = tables.source.table(f"{folder}/log", files=limits)
         found = tables.source.rows(
             f"SELECT gateway FROM ({log}) WHERE device = {text(device)} AND namespace = {text(namespace)}"
-            " AND gateway IS NOT NULL ORDER BY kafka_timestamp DESC LIMIT 1"
+            # Whoever may write to a topic can name any gateway. A refused record does not choose where a command goes.
+            " AND gateway IS NOT NULL AND reject_reason IS NULL ORDER BY kafka_timestamp DESC LIMIT 1"
         )
     if not found:
         raise click.ClickException(

@@ -115,7 +115,8 @@ def test_a_gateway_that_says_nothing_is_waited_for_until_the_command_is_over(
 def test_the_tables_know_the_gateway(site: Site, tmp_path: Any) -> None:
     warehouse = PlainWarehouse(tmp_path / "warehouse")
     of_42 = {"namespace": "default", "gateway": site.gateway}
-    warehouse.take(row(0, 0, **{**of_42, "gateway": "old"}), row(1, 0.1, **of_42))
+    refused = row(2, 0.2, **{**of_42, "gateway": "intruder", "reject_reason": "no gateway of this topic"})
+    warehouse.take(row(0, 0, **{**of_42, "gateway": "old"}), row(1, 0.1, **of_42), refused)
     told = site.run("on", "--warehouse", str(warehouse.path))
     assert told.exit_code == 0, told.output
     assert len(asyncio.run(consume(site.bootstrap, site.commands))) == 1
