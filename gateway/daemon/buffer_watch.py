@@ -60,5 +60,6 @@ class BufferWatch:
             if stored:
                 then()
 
+        entry = self._events.event_entry(kind, {"device": None, **details})
         self._is_on_its_way = True
-        self._buffer.append_own(self._events.event_entry(kind, {"device": None, **details}), done)
+        self._buffer.append_own(entry, done)

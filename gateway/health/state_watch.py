@@ -35,6 +35,7 @@ class StateWatch:
     def __init__(self, survey: Survey, now_s: Callable[[], float] = time.monotonic) -> None:
         self._survey = survey
         self._now_s = now_s
+        self._version = version("sluice")
         self._reported: dict[str, Any] | None = None
         """What lasts of the last state that was stored."""
         self._due_s = 0.0
@@ -62,7 +63,7 @@ class StateWatch:
         survey = self._survey
         await survey.look()
         box = await asyncio.to_thread(read_box)
-        body = state_body(survey.facts(), box, version("sluice"), survey.buffer.lane.number)
+        body = state_body(survey.facts(), box, self._version, survey.buffer.lane.number)
         now_s, lasts = self._now_s(), lasting(body)
         is_due, is_news = now_s >= self._due_s, lasts != self._reported
         is_held_back = self._calm_s - now_s > CHANGE_S * (CHANGES_AT_ONCE - 1)
@@ -78,5 +79,6 @@ class StateWatch:
                 self._calm_s = max(self._calm_s, now_s) + CHANGE_S
             self._reported = lasts
 
+        entry = survey.front_door.events.event_entry(STATE, body)
         self._is_on_its_way = True
-        survey.buffer.append_own(survey.front_door.events.event_entry(STATE, body), done)
+        survey.buffer.append_own(entry, done)

@@ -19,6 +19,7 @@ from gateway.host.terminal_text import shortened
 Command = tuple[str, ...]
 _PROGRAM: Final = "import sys; sys.path[:] = sys.argv[1].split(':'); from gateway.formats.child import main; main()"
 """It finds the gateway's modules where this process does, and nothing of its environment has a say."""
+_TOO_LONG: Final = "took too long for one answer, so it was ended"
 _NO_ANSWER: Final = "wrote something else than answers to descriptors that are not its own"
 
 
@@ -101,12 +102,21 @@ def why_not_loaded(name: str, folder: Path) -> str | None:
     """Load a format as `running` does, and tell why it cannot be; None if it can."""
     try:
         done = subprocess.run(  # noqa: S603 - Python itself
-            _command(name, folder, ANSWER_S), input=b"", stdout=subprocess.PIPE, env={}, cwd="/", check=False
+            _command(name, folder, ANSWER_S),
+            input=b"",
+            stdout=subprocess.PIPE,
+            env={},
+            cwd="/",
+            check=False,
+            # The kernel ends it sooner, unless what it loads takes the signal for itself.
+            timeout=2 * ANSWER_S,
         )
         line, end, _ = done.stdout.partition(b"\n")
         _read(line) if end else _ended(done.returncode)
     except FormatError as error:
         return str(error)
+    except subprocess.TimeoutExpired:
+        return _TOO_LONG
     except OSError as error:
         return f"cannot be started: {error.strerror}"
     return None
@@ -135,7 +145,7 @@ def _read(line: bytes) -> tuple[list[Cut], int]:
 def _ended(status: int) -> NoReturn:
     """Raises FormatError: the process ended without a last answer."""
     if status == -signal.SIGALRM:
-        raise FormatError("took too long for one answer, so it was ended")
+        raise FormatError(_TOO_LONG)
     if status < 0:
         raise FormatError(f"was ended by a signal ({signal.Signals(-status).name})")
     raise FormatError(f"ended its own process (status {status})")
