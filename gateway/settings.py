@@ -592,7 +592,7 @@ class KafkaSettings(Struct, frozen=True, forbid_unknown_fields=True):
         return self.latest_topic is not None and topic_behind(self.latest_topic, topic) != ""
 
     def echoed_in(self, topic: str) -> list[str]:
-        """The topics whose readings have further records in a topic with such a name."""
+        """The topics whose readings may have further records in a topic with such a name. Routes say if they have."""
         templates = (self.structured_topic, self.latest_topic)
         return [behind for each in templates if each is not None and (behind := topic_behind(each, topic))]
 

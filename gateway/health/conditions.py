@@ -16,6 +16,7 @@ from gateway.clock.report import ClockView, hold_words
 from gateway.config.running_settings import RESTART
 from gateway.health.facts import Facts
 from gateway.host.terminal_text import YEAR_S, counted, readings_and_events, shortened, size, span
+from gateway.intake.route_topics import is_echo_topic
 from gateway.settings import NO_SOURCE, Settings
 from gateway.uplink.state import ONE_REPLICA, SLOW
 
@@ -399,7 +400,7 @@ def _uplink(facts: Facts) -> Iterator[Condition]:
         yield Condition("kafka-throttles", "warn", "Uplink", words, means, todo)
     for topic, flaw in islice(uplink.refused_topics.items(), NAMED_MAX):
         words = f"Kafka's topic {_name(topic)} is not written to: {_sentence(flaw, FLAW_MAX)}"
-        if facts.settings.kafka.echoed_in(topic):
+        if is_echo_topic(facts.settings, topic):
             means = "Its events are left out. The readings go to their own topic."
             todo = "Have the topic mended; later events then go there. sluice check has the command."
         else:

@@ -2,7 +2,6 @@
 
 import asyncio
 import random
-import re
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
@@ -19,6 +18,7 @@ from gateway.clock.kernel_clock import boottime_us, read_wall_clock
 from gateway.commands.check.finding import Finding, remark, well, wrong
 from gateway.downlink.command_topic import CommandTopicError, CommandTopicMissingError, partitions_of, try_to_read
 from gateway.health.conditions import disk_always_first
+from gateway.intake.route_topics import VARIABLE, can_make, is_echo_topic
 from gateway.kafka.link import KafkaLink
 from gateway.kafka.reach import Fault, host_and_port
 from gateway.kafka.secret_files import KafkaFileError
@@ -60,7 +60,6 @@ _FILES = frozenset(
     }
 )
 """Settings that name files, which `check_machine` checks."""
-_VARIABLE = re.compile(r"\{[a-z][a-z0-9_]*\}")
 _TOPIC = "{topic}"
 """Variable of `kafka.backlog_topic` and other templates, for the topic that they make a further topic from."""
 
@@ -304,8 +303,8 @@ def _routes_without_topics(settings: Settings, topics: set[str]) -> list[Finding
         return []
     findings = []
     for route in settings.routes:
-        first, *rest = _VARIABLE.split(route.kafka)
-        if rest and (first or rest[-1]) and not any(_can_make(first, rest, topic) for topic in topics):
+        first, *rest = VARIABLE.split(route.kafka)
+        if rest and (first or rest[-1]) and not any(can_make(route.kafka, topic) for topic in topics):
             words = (
                 "no such topic exists, so readings for such a topic go to the quarantine; create the topics that your "
                 "sensors need, with message.timestamp.type=LogAppendTime, or set kafka.create_topics = true"
@@ -341,17 +340,19 @@ def wanted_topics(settings: Settings, existing: set[str]) -> set[str]:
     streams = set() if settings.fallback_topic is None else {settings.fallback_topic}
     further: set[str] = set()
     echoed: set[str] = set()
-    templates = [each for each in (kafka.backlog_topic, kafka.structured_topic, kafka.latest_topic) if each is not None]
     for route in settings.routes:
-        first, *rest = _VARIABLE.split(route.kafka)
+        templates = [each for each in (kafka.backlog_topic, kafka.latest_topic) if each is not None]
+        if route.envelope == "both":
+            templates.append(kafka.structured_topic)
+        first, *rest = VARIABLE.split(route.kafka)
         of_route: set[str] = set()
         if not rest:
             of_route = {route.kafka}
         elif first or rest[-1]:
-            made = {name for name in existing if _can_make(first, rest, name) and not name.startswith(INTERNAL_PREFIX)}
+            made = {name for name in existing if can_make(route.kafka, name) and not name.startswith(INTERNAL_PREFIX)}
             # `device-{stream}` also matches the names of its own backlogs. A backlog has no backlog of its own.
             further |= {
-                name for name in made for template in templates if _can_make(first, rest, topic_behind(template, name))
+                name for name in made for template in templates if can_make(route.kafka, topic_behind(template, name))
             }
             of_route = made - further
         streams |= of_route
@@ -362,24 +363,6 @@ def wanted_topics(settings: Settings, existing: set[str]) -> set[str]:
         if template is not None:
             further |= {template.replace(_TOPIC, name) for name in streams}
     return {kafka.events_topic, kafka.quarantine_topic} | streams | further
-
-
-def _can_make(first: str, rest: list[str], name: str) -> bool:
-    """Whether a template can make a name: its fixed parts, with at least a character for each variable.
-
-    Each inner part is looked for where it first occurs, and nowhere else. So no name in the cluster makes the search
-    slow. No name is missed, because all variables take the same characters: those of a topic.
-    """
-    *inner, last = rest
-    if not name.startswith(first):
-        return False
-    at = len(first)
-    for part in inner:
-        found = name.find(part, at + 1)
-        if found == -1:
-            return False
-        at = found + len(part)
-    return len(name) - len(last) > at and name.endswith(last)
 
 
 def _findings(verdict: TopicVerdict, created: TopicVerdict | None, settings: Settings) -> list[Finding]:
@@ -394,7 +377,8 @@ def _findings(verdict: TopicVerdict, created: TopicVerdict | None, settings: Set
         words = "does not exist; `sluice check --create-topics` makes it, with LogAppendTime"
         return [wrong(TOPIC_ABSENT, subject, words)]
     if not verdict.usable:
-        lost = "its events are left out" if kafka.echoed_in(verdict.topic) else "its readings go to the quarantine"
+        is_echo = is_echo_topic(settings, verdict.topic)
+        lost = "its events are left out" if is_echo else "its readings go to the quarantine"
         how = " just now" if verdict.waits else f", so {lost}"
         return [wrong(TOPIC_UNWRITTEN, subject, f"is not written to{how}: {verdict.reason}; {verdict.hint}")]
     # A topic that this gateway may not see could have existed before.
@@ -406,7 +390,7 @@ def _findings(verdict: TopicVerdict, created: TopicVerdict | None, settings: Set
 
 def _first_copy(verdict: TopicVerdict, settings: Settings) -> str:
     """Say where a topic's readings have their first durable copy, and why."""
-    if settings.kafka.echoed_in(verdict.topic):
+    if is_echo_topic(settings, verdict.topic):
         return "it has further records of readings, and their own topic says where they are first"
     why = disk_always_first(settings)
     if not why and is_safe(verdict, settings.kafka):

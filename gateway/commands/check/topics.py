@@ -3,10 +3,10 @@
 import re
 
 from gateway.commands.check.finding import Finding, well
+from gateway.intake.route_topics import VARIABLE
 from gateway.record_contract import USUAL_TOPICS
 from gateway.settings import Settings
 
-_VARIABLE = re.compile(r"\{[a-z][a-z0-9_]*\}")
 _ANY = ".*"
 
 
@@ -41,5 +41,5 @@ def reading_topics(settings: Settings) -> tuple[str, ...]:
 
 def topics_pattern(templates: tuple[str, ...]) -> str:
     """Regular expression that fits each whole name that the templates can make."""
-    patterns = (_ANY.join(part.replace(".", "[.]") for part in _VARIABLE.split(template)) for template in templates)
+    patterns = (_ANY.join(part.replace(".", "[.]") for part in VARIABLE.split(template)) for template in templates)
     return "|".join(dict.fromkeys(patterns))

@@ -15,7 +15,15 @@ from gateway.health.conditions import Condition, conditions, first_copy, headlin
 from gateway.health.facts import Facts, Silent
 from gateway.host.disk_health import Trouble
 from gateway.host.last_update import Before, LastUpdate
-from gateway.settings import BufferSettings, GatewaySettings, KafkaSettings, ListenerSettings, Settings
+from gateway.settings import (
+    BufferSettings,
+    Envelope,
+    GatewaySettings,
+    KafkaSettings,
+    ListenerSettings,
+    RouteSettings,
+    Settings,
+)
 from gateway.uplink.state import ONE_REPLICA, SLOW, UplinkState
 
 WALL_S = 1_800_000_000.0
@@ -44,7 +52,12 @@ WELL = Facts(
     heard=3,
 )
 
+EVENTS_REFUSED = dataclass_replace(UP, refused_topics={"structured-device-a": "it does not exist"})
 REFUSED = {"user": "attic", "address": "192.0.2.7", "why": "the password is wrong; rotate it", "ago_s": 30.0}
+
+
+def with_route(kafka: str, envelope: Envelope) -> Settings:
+    return replace(WELL.settings, routes=(RouteSettings("device/{device}/{stream}", kafka, envelope=envelope),))
 
 
 def only(facts: Facts) -> Condition:
@@ -291,10 +304,16 @@ def test_a_gateway_that_has_just_started_is_given_a_moment() -> None:
             "sluice check",
         ),
         (
-            {"uplink": dataclass_replace(UP, refused_topics={"structured-device-a": "it does not exist"})},
+            {"uplink": EVENTS_REFUSED, "settings": with_route("device-{stream}", "both")},
             "warn",
             "Kafka's topic structured-device-a is not written to: it does not exist.",
             "later events then go there",
+        ),
+        (
+            {"uplink": EVENTS_REFUSED, "settings": with_route("structured-device-{stream}", "structured")},
+            "warn",
+            "Kafka's topic structured-device-a is not written to: it does not exist.",
+            "they then go by themselves",
         ),
         (
             {"uplink": dataclass_replace(UP, beyond_topics={"42": 3, "7": 1_480})},

@@ -219,11 +219,40 @@ def test_a_topic_that_is_not_written_to_says_where_its_readings_go() -> None:
     assert "topic-not-created; no right" in found.words
 
 
+def beside(*kafka: str) -> Settings:
+    """Settings with routes whose readings have events beside them."""
+    plain = settings_of(*kafka)
+    return structs.replace(plain, routes=tuple(structs.replace(route, envelope="both") for route in plain.routes))
+
+
 def test_a_topic_of_events_is_no_place_of_readings() -> None:
-    (refused,) = _findings(TopicVerdict("structured-meters", "topic-compacted", "mend it"), None, settings_of())
+    settings = beside("meters")
+    (refused,) = _findings(TopicVerdict("structured-meters", "topic-compacted", "mend it"), None, settings)
     assert refused.words == "is not written to, so its events are left out: topic-compacted; mend it"
-    (sound,) = _findings(TopicVerdict("structured-meters", summary="keeps readings", copies=2), None, settings_of())
+    (sound,) = _findings(TopicVerdict("structured-meters", summary="keeps readings", copies=2), None, settings)
     assert sound.words.startswith("keeps readings; it has further records of readings")
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        settings_of("structured-meters", "meters"),
+        settings_of("structured-{a}"),
+        beside("meters", "structured-meters"),
+        settings_of("structured-a-{a}", fallback="structured-meters"),
+    ],
+)
+def test_a_routes_own_topic_is_a_place_of_readings_whatever_its_name(settings: Settings) -> None:
+    (refused,) = _findings(TopicVerdict("structured-meters", "topic-compacted", "mend it"), None, settings)
+    assert refused.words == "is not written to, so its readings go to the quarantine: topic-compacted; mend it"
+    (sound,) = _findings(TopicVerdict("structured-meters", summary="keeps readings", copies=2), None, settings)
+    assert sound.words.startswith("keeps readings; Kafka has readings first")
+
+
+def test_a_topic_that_a_route_without_events_makes_has_further_topics_whatever_its_name() -> None:
+    settings = settings_of("{a}.raw", backlog="{topic}.late")
+    existing = {"structured-x.raw"}
+    assert wanted_topics(settings, existing) == OWN | existing | {"structured-x.raw.late"}
 
 
 def test_the_words_on_the_admins_commands_come_once() -> None:
