@@ -10,8 +10,9 @@ device gets the command again.
 """
 
 import asyncio
+import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from fnmatch import fnmatchcase
 from typing import Any, Final, Literal
 
@@ -22,7 +23,7 @@ from gateway.buffer.rows import Entry
 from gateway.clock.gateway_clock import BootClock
 from gateway.command import By, CommandWay, DeviceCommand
 from gateway.downlink.command_records import CommandRecord, UnfitRecord, read_command
-from gateway.downlink.ledger import LEDGER_MARKS, Ledger, Read, ending, opening, reading
+from gateway.downlink.ledger import LEDGER_MARKS, Coming, Ledger, Read, ending, opening, reading
 from gateway.host.logs import FewLines
 from gateway.intake.front_door import FrontDoor
 from gateway.reading import BufferFileError, Mark
@@ -70,6 +71,9 @@ class Downlink:
         """When each open command came, or was recalled, by its id (CLOCK_BOOTTIME)."""
         self._ends: dict[str, tuple[Outcome, Entry]] = {}
         """Ends that are not stored yet, by the command's id."""
+        self._soon: dict[str, None] = {}
+        """Devices whose commands the next look looks at. For their order it is no set."""
+        self._look_at_all_s = 0.0
         self._changed = asyncio.Event()
         self._recalled = asyncio.Event()
         self._taking = asyncio.Lock()
@@ -90,7 +94,7 @@ class Downlink:
                 self._look()
                 await self._store_ends()
                 try:
-                    async with asyncio.timeout(LOOK_S):
+                    async with asyncio.timeout(self._look_at_all_s - time.monotonic()):
                         await self._changed.wait()
                 except TimeoutError:
                     continue
@@ -129,7 +133,7 @@ class Downlink:
             await self._take_alone(partition, cluster, records)
 
     async def _take_alone(self, partition: int, cluster: str, records: Sequence[CommandRecord]) -> None:
-        coming: dict[str, DeviceCommand] = {}
+        coming = Coming()
         ends: list[tuple[Outcome, Entry]] = []
         repeated = 0
         for record in records:
@@ -138,17 +142,17 @@ class Downlink:
                 at = {"partition": partition, "offset": record.offset}
                 ends.append(("refused", self._event(found.id, found.device, "refused", found.reason, **at)))
                 continue
-            if found.id in self._ledger or found.id in coming:
+            if found.id in self._ledger or found.id in coming.commands:
                 repeated += 1
                 continue
             end = self._judged(found, coming)
             if end is None:
-                coming[found.id] = found
+                coming.add(found)
             else:
                 outcome, reason = end
                 ends.append((outcome, self._event(found.id, found.device, outcome, reason)))
         read = Read(cluster, records[-1].offset + 1)
-        marks = [*map(opening, coming.values()), reading(self.topic, partition, read)]
+        marks = [*map(opening, coming.commands.values()), reading(self.topic, partition, read)]
         await self._store([event for _, event in ends], marks)
         self._ledger.has_read(self.topic, partition, read)
         self.counts["read"] += len(records)
@@ -156,18 +160,18 @@ class Downlink:
             self.counts["repeated"] += repeated
         self.counts.update(outcome for outcome, _ in ends)
         now_us = self._front_door.now_us()
-        for command in coming.values():
+        for command in coming.commands.values():
             self._ledger.add(command)
             self._since_us[command.id] = now_us
-        self._changed.set()
+            self._look_soon(command.device)
 
-    def _judged(self, command: DeviceCommand, coming: dict[str, DeviceCommand]) -> tuple[Outcome, str | None] | None:
+    def _judged(self, command: DeviceCommand, coming: Coming) -> tuple[Outcome, str | None] | None:
         """The end of a command that must not even wait; None if it may."""
         if not any(fnmatchcase(command.device, pattern) for pattern in self._settings.devices):
             return "refused", NOT_LISTED
         if self._is_over(command):
             return "expired", None
-        if not self._ledger.has_room(command, coming.values()):
+        if not self._ledger.has_room(command, coming):
             return "refused", TOO_MANY
         return None
 
@@ -175,13 +179,25 @@ class Downlink:
 
     def _look(self) -> None:
         """Pass on what may be passed on now, and end what has ended by itself."""
-        for command in self._ledger:
+        now_s = time.monotonic()
+        commands: Iterable[DeviceCommand]
+        if now_s >= self._look_at_all_s:
+            self._look_at_all_s = now_s + LOOK_S
+            commands = self._ledger
+        else:
+            commands = [command for device in self._soon for command in self._ledger.of_device(device)]
+        self._soon.clear()
+        for command in commands:
             if command.id in self._ends:
                 continue
             if self._is_over(command):
                 self._end(command, "expired")
             elif (until_us := self._until_us(command)) is not None:
                 self._offer(command, until_us)
+
+    def _look_soon(self, device: str) -> None:
+        self._soon[device] = None
+        self._changed.set()
 
     def _offer(self, command: DeviceCommand, until_us: int) -> None:
         is_known = self._front_door.heard.get(command.device) is not None
@@ -227,8 +243,8 @@ class Downlink:
 
     def ready(self, device: str) -> None:
         """See `CommandReports.ready`."""
-        if any(command.device == device for command in self._ledger):
-            self._changed.set()
+        if self._ledger.of_device(device):
+            self._look_soon(device)
 
     def _end(self, command: DeviceCommand, outcome: Outcome, reason: str | None = None, by: By | None = None) -> None:
         was_sent = False
@@ -236,7 +252,8 @@ class Downlink:
             was_sent |= way.withdraw(command.id)
         details = {"by": by} if by is not None else {"sent": was_sent}
         self._ends[command.id] = outcome, self._event(command.id, command.device, outcome, reason, **details)
-        self._changed.set()
+        # The device's next command may have waited for this one.
+        self._look_soon(command.device)
 
     def _event(
         self, command_id: str | None, device: str | None, outcome: Outcome, reason: str | None, **details: object
@@ -249,9 +266,8 @@ class Downlink:
         ends = dict(self._ends)
         if not ends:
             return
-        commands = [command for command in self._ledger if command.id in ends]
         try:
-            await self._store([event for _, event in ends.values()], list(map(ending, commands)))
+            await self._store([event for _, event in ends.values()], list(map(ending, ends)))
         except BufferFileError as error:
             self._lines.tell(log.warning, "ends of commands are not stored yet", error=str(error), count=len(ends))
             return

@@ -1,7 +1,7 @@
 """The ledger of commands from their commit to their end, and of how far each partition was read; no I/O."""
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Final
 
 import msgspec
@@ -27,13 +27,30 @@ class Read(Struct, frozen=True, array_like=True):
     """The next record to read."""
 
 
+class Coming:
+    """Commands that the next commit stores."""
+
+    def __init__(self) -> None:
+        self.commands: dict[str, DeviceCommand] = {}
+        """By id, in the order in which they came."""
+        self.of_device: Counter[str] = Counter()
+        self.weight_bytes = 0
+
+    def add(self, command: DeviceCommand) -> None:
+        """Add a command, for which the ledger has room."""
+        self.commands[command.id] = command
+        self.of_device[command.device] += 1
+        self.weight_bytes += _weight(command)
+
+
 class Ledger:
     """Open commands in the order in which they came. Its marks must be stored before it is told of a change."""
 
     def __init__(self, settings: CommandSettings) -> None:
         self._settings = settings
         self._open: dict[str, DeviceCommand] = {}
-        self._of_device: Counter[str] = Counter()
+        self._of_device: dict[str, dict[str, DeviceCommand]] = {}
+        """By device and id."""
         self._bytes = 0
         self._read: dict[str, Read] = {}
         """By topic and partition, as `topic/partition`."""
@@ -65,24 +82,28 @@ class Ledger:
         """An open command; None if it has ended, or never was."""
         return self._open.get(command_id)
 
-    def has_room(self, command: DeviceCommand, coming: Iterable[DeviceCommand]) -> bool:
+    def of_device(self, device: str) -> tuple[DeviceCommand, ...]:
+        """The open commands of a device."""
+        return tuple(self._of_device.get(device, {}).values())
+
+    def has_room(self, command: DeviceCommand, coming: Coming) -> bool:
         """Whether one more command may wait, beside those that are `coming`."""
-        others = list(coming)
-        of_device = self._of_device[command.device] + sum(each.device == command.device for each in others)
-        size = self._bytes + sum(map(_weight, others)) + _weight(command)
+        of_device = len(self._of_device.get(command.device, ())) + coming.of_device[command.device]
+        size = self._bytes + coming.weight_bytes + _weight(command)
         return of_device < self._settings.per_device_max and size <= self._settings.bytes_max
 
     def add(self, command: DeviceCommand) -> None:
         """Record that a command is stored."""
         self._open[command.id] = command
-        self._of_device[command.device] += 1
+        self._of_device.setdefault(command.device, {})[command.id] = command
         self._bytes += _weight(command)
 
     def forget(self, command_id: str) -> None:
         """Record that a command's end is stored."""
         command = self._open.pop(command_id)
-        self._of_device[command.device] -= 1
-        if not self._of_device[command.device]:
+        of_device = self._of_device[command.device]
+        del of_device[command_id]
+        if not of_device:
             del self._of_device[command.device]
         self._bytes -= _weight(command)
 
@@ -106,9 +127,9 @@ def opening(command: DeviceCommand) -> Mark:
     return Mark(f"{_OPEN}{command.id}", msgspec.msgpack.encode(command))
 
 
-def ending(command: DeviceCommand) -> Mark:
+def ending(command_id: str) -> Mark:
     """The mark that forgets a command."""
-    return Mark(f"{_OPEN}{command.id}", None)
+    return Mark(f"{_OPEN}{command_id}", None)
 
 
 def reading(topic: str, partition: int, read: Read) -> Mark:

@@ -20,6 +20,7 @@ from gateway.clock.gateway_clock import BootClock
 from gateway.command import CommandReports, DeviceCommand
 from gateway.config.config_file import route_table
 from gateway.downlink import downlink as module
+from gateway.downlink import ledger
 from gateway.downlink.downlink import Downlink
 from gateway.downlink.ledger import LEDGER_MARKS
 from gateway.intake.front_door import FrontDoor
@@ -47,8 +48,11 @@ class Devices:
         """Ids of commands in the order in which the devices got them."""
         self.until_us: set[int] = set()
         self._has: set[str] = set()
+        self.asked: list[str] = []
+        """Each device that the gateway asked about, to pass a command on."""
 
     def knows(self, device: str) -> bool:
+        self.asked.append(device)
         return device in self.present | self.away
 
     def offer(self, command: DeviceCommand, until_us: int) -> None:
@@ -169,6 +173,36 @@ async def test_a_command_waits_for_a_device_that_is_away_through_a_restart(world
         await until(lambda: devices.got == ["c1"])
         devices.acknowledge("c1")
         await until_ended(buffer)
+
+
+async def test_a_change_of_one_device_costs_no_look_at_the_others(world: World) -> None:
+    others = tuple(map(str, range(100, 200)))
+    devices = Devices("2", "3", away=("1", *others))
+    records = [of_noon(f"c{name}", name, offset=offset) for offset, name in enumerate(others)]
+    with mock.patch.object(module, "LOOK_S", 3_600.0):
+        async with world.gateway(devices) as (downlink, buffer):
+            await downlink.take(0, "k", [*records, of_noon("c1", "1", offset=100)])
+            await until(lambda: "1" in devices.asked)
+            devices.asked.clear()
+            devices.come("1")
+            await until(lambda: devices.got == ["c1"])
+            await downlink.take(0, "k", [of_noon("c2", "2", offset=101)])
+            await until(lambda: devices.got == ["c1", "c2"])
+            devices.come("3")
+            devices.acknowledge("c1")
+            await until_ended(buffer)
+            assert devices.asked == ["1", "2"], "one has no command, and another one has ended"
+
+
+async def test_a_command_of_a_fetch_is_weighed_a_few_times_however_many_there_are(world: World) -> None:
+    count = 300
+    weigh = mock.Mock(side_effect=ledger._weight)
+    async with world.gateway(Devices("42"), CommandSettings(("*",), per_device_max=100)) as (downlink, buffer):
+        with mock.patch.object(ledger, "_weight", weigh):
+            await downlink.take(0, "k", [of_noon(f"c{number}", offset=number) for number in range(count)])
+        assert len(downlink._ledger) == 100
+        await until_ended(buffer, count - 100)
+    assert weigh.call_count <= 3 * count
 
 
 async def test_a_crash_between_acknowledgement_and_end_delivers_again_and_ends_once(world: World) -> None:
