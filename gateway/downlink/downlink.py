@@ -69,6 +69,8 @@ class Downlink:
         self._ledger = Ledger(settings)
         self._since_us: dict[str, int] = {}
         """When each open command came, or was recalled, by its id (CLOCK_BOOTTIME)."""
+        self._of_earlier_start: set[str] = set()
+        """Ids of open commands that an earlier start may have passed on."""
         self._ends: dict[str, tuple[Outcome, Entry]] = {}
         """Ends that are not stored yet, by the command's id."""
         self._soon: dict[str, None] = {}
@@ -112,6 +114,7 @@ class Downlink:
             self._buffer_id = self._buffer.id
             now_us = self._front_door.now_us()
             self._since_us = {command.id: now_us for command in self._ledger}
+            self._of_earlier_start = set(self._since_us)
             self._recalled.set()
             return
 
@@ -250,7 +253,8 @@ class Downlink:
         was_sent = False
         for way in self._ways:
             was_sent |= way.withdraw(command.id)
-        details = {"by": by} if by is not None else {"sent": was_sent}
+        sent = None if not was_sent and command.id in self._of_earlier_start else was_sent
+        details = {"by": by} if by is not None else {"sent": sent}
         self._ends[command.id] = outcome, self._event(command.id, command.device, outcome, reason, **details)
         # The device's next command may have waited for this one.
         self._look_soon(command.device)
@@ -274,6 +278,7 @@ class Downlink:
         for command_id, (outcome, _) in ends.items():
             self.counts[outcome] += 1
             self._ledger.forget(command_id)
+            self._of_earlier_start.discard(command_id)
             del self._ends[command_id], self._since_us[command_id]
 
     async def _store(self, events: Sequence[Entry], marks: Sequence[Mark]) -> None:

@@ -73,9 +73,11 @@ class CloudCommands:
 
     def withdraw(self, command_id: str) -> bool:
         """See `CommandWay.withdraw`."""
-        was_sent = False
         for session in self._given.pop(command_id, ()):
-            was_sent |= session.withdraw(command_id)
+            session.withdraw(command_id)
+        sent = self._kept.room.sent_of_cloud
+        was_sent = command_id in sent
+        sent.discard(command_id)
         return was_sent
 
     def acknowledged(self, command_id: str) -> None:

@@ -164,6 +164,8 @@ class Room:
     """Number of commands that sessions give up when their time is over."""
     unfinished: int = 0
     """Number of unfinished QoS 2 exchanges."""
+    sent_of_cloud: set[str] = field(default_factory=set)
+    """Open commands of the cloud that were sent to a device, by id. They outlive a session that is not kept."""
 
 
 class TooManyUnfinishedError(Exception):
@@ -316,15 +318,12 @@ class Session:
         """Whether a command of the cloud waits here for its PUBACK."""
         return any(command.id == command_id for command in self.commands.values())
 
-    def withdraw(self, command_id: str) -> bool:
-        """Drop a command of the cloud; return whether it may have been sent."""
+    def withdraw(self, command_id: str) -> None:
+        """Drop a command of the cloud."""
         found = [packet_id for packet_id, command in self.commands.items() if command.id == command_id]
-        was_sent = False
         for packet_id in found:
-            was_sent |= packet_id in self.sent_before
             self.order_withdrawn = max(self.order_withdrawn, self.commands[packet_id].order)
             self._end(packet_id)
-        return was_sent
 
     def _add(self, command: Command) -> int:
         """Add a command; return its packet identifier."""
@@ -376,6 +375,8 @@ class Session:
                 packet = command.packet(dialect, 1, packet_id, dup=is_again, now_us=now_us)
             if packet:
                 packets.append(packet)
+                if command.id:
+                    self.room.sent_of_cloud.add(command.id)
                 self.sent_before.add(packet_id)
                 self.in_flight.add(packet_id)
             else:

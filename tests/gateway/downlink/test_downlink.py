@@ -175,6 +175,18 @@ async def test_a_command_waits_for_a_device_that_is_away_through_a_restart(world
         await until_ended(buffer)
 
 
+async def test_whether_a_command_of_an_earlier_start_was_sent_is_not_known(world: World) -> None:
+    async with world.gateway(Devices("42", away=("43",))) as (downlink, _):
+        await downlink.take(0, "k", [of_noon("c1"), of_noon("c2", "43", offset=1)])
+    devices = Devices("43", away=("42", "44"))
+    async with world.gateway(devices) as (downlink, buffer):
+        await downlink.take(0, "k", [of_noon("c3", "44", offset=2)])
+        await until(lambda: devices.got == ["c2"])
+        world.now_us += 3_600_000_000 + 2_000
+        found = {end["id"]: end["sent"] for end in await until_ended(buffer, 3)}
+        assert found == {"c1": None, "c2": True, "c3": False}
+
+
 async def test_a_change_of_one_device_costs_no_look_at_the_others(world: World) -> None:
     others = tuple(map(str, range(100, 200)))
     devices = Devices("2", "3", away=("1", *others))

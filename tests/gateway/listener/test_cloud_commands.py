@@ -128,8 +128,23 @@ async def test_a_withdrawn_command_is_sent_no_more_and_its_late_puback_ends_no_o
         assert not reports.done
         peer.writer.write(puback(2))
         await until(lambda: reports.done == {"c2": 1})
-        assert not cloud.withdraw("c2")
+        assert cloud.withdraw("c2")
+        assert not cloud.withdraw("c2"), "it is forgotten"
         assert not cloud.withdraw("never seen")
+
+
+async def test_a_command_that_was_sent_in_a_session_that_is_gone_may_have_arrived(intake: RecordingIntake) -> None:
+    """Neither a session that is not kept nor a further offer hides it."""
+    async with listening(intake, **COMMANDED) as listener:
+        cloud = listener.shared.cloud
+        async with connected(listener, device() + subscribe("command/m001/#"), ACCEPTED + granted(1)) as peer:
+            cloud.offer(of_cloud(), UNTIL_US)
+            assert await peer.read(len(command("on", 1))) == command("on", 1)
+        await until(lambda: not listener.shared.connections)
+        cloud.offer(of_cloud(), UNTIL_US)
+        cloud.offer(of_cloud("c2"), UNTIL_US)
+        assert cloud.withdraw("c1")
+        assert not cloud.withdraw("c2"), "nobody was there"
 
 
 async def test_a_command_that_waits_in_a_session_can_be_withdrawn_before_it_was_sent(intake: RecordingIntake) -> None:
