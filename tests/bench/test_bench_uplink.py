@@ -8,10 +8,14 @@ import pytest
 from aiokafka import ConsumerRecord
 from aiokafka.record.default_records import DefaultRecordBatch
 
+from demo.kafka_broker import Broker
+from tests.bench.parts_uplink_consumers import Fleet, check, simulate
 from tests.bench.parts_uplink_recovery import CALM_S_MAX, Suffered, recovered_s
 from tests.bench.parts_uplink_scale import Site
 from tests.bench.parts_uplink_site import COUNTED, DEVICES, FILL_READINGS, INTERVAL_US, STREAM, readings
 from tests.bench.parts_uplink_storm import histogram, per_second
+from tests.bench.plain_consumer import Read
+from tests.bench.processes import NotMeasuredError
 
 
 @pytest.mark.parametrize("stream", [STREAM, COUNTED])
@@ -75,6 +79,30 @@ def test_a_simulated_gateway_sends_each_sensors_readings_to_one_partition_as_the
         assert [each.headers["ce_devicesequence"] for each in records] == [b"0", b"1", b"2", b"3"]
     sequences = [int(each.headers["ce_lanesequence"]) for records in found.values() for each in records]
     assert sorted(sequences) == list(range(80))
+
+
+@pytest.mark.kafka
+async def test_consumers_share_what_simulated_gateways_send_and_catch_up_after_a_kill(kafka: Broker) -> None:
+    results = await simulate(kafka.bootstrap, Fleet(3, 40, 6, 0.002, partitions=(2,)))
+    assert [each.name for each in results] == [
+        *(f"consumers_read_per_s_2_partitions_{count}_consumers" for count in (1, 2)),
+        "consumers_catch_up_per_s",
+    ]
+
+
+@pytest.mark.parametrize(
+    "found",
+    [
+        [Read(9, 2, 0, 0.0, 1.0)],
+        [Read(5, 2, 0, 0.0, 1.0), Read(5, 1, 0, 0.0, 1.0)],
+        [Read(10, 2, 1, 0.0, 1.0)],
+    ],
+    ids=["one is missing", "two consumers have one device", "out of order"],
+)
+def test_a_simulation_fails_if_consumers_read_anything_else(found: list[Read]) -> None:
+    check([Read(5, 1, 0, 0.0, 1.0), Read(5, 1, 0, 0.0, 1.0)], 10, 2)
+    with pytest.raises(NotMeasuredError):
+        check(found, 10, 2)
 
 
 def test_attempts_by_second_as_bars() -> None:

@@ -12,6 +12,7 @@ BENCH_PROFILE=out.svg         the last gateway of `drain` or `latency` under py-
 import sys
 
 from tests.bench import (
+    parts_uplink_consumers,
     parts_uplink_drain,
     parts_uplink_http,
     parts_uplink_recovery,
@@ -29,6 +30,7 @@ PARTS: dict[str, Part] = {
     "wire": parts_uplink_wire.wire,
     "http": parts_uplink_http.http,
     "scale": parts_uplink_scale.scale,
+    "consumers": parts_uplink_consumers.consumers,
     "recovery": parts_uplink_recovery.recovery,
     "storm": parts_uplink_storm.storm,
     "random": parts_uplink_recovery.random_faults,
