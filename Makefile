@@ -61,6 +61,7 @@ demo: build/apt-demo install jars
 test: LEFT_OUT := and not long
 test-long: SPARKS := --numprocesses 2 --dist loadfile
 test-long test-slice: export SLUICE_TEST_WHOLE := 1
+test-long test-slice: build/jars/jdbc.done
 
 # Most tests wait more than they compute. Those of Spark run beside all others, one after the other: in `make test` they
 # share one Java, for each computes half a minute until it is warm. They end last, so the others leave the processor to
@@ -170,7 +171,7 @@ build/jars/registry.done: tests/support/registry_pom.xml | build/apt-demo
 		'-DoutputDirectory=$(CURDIR)/build/jars/registry' '-DmarkersDirectory=$(CURDIR)/build/jars/registry/unpacked' $(PLAIN)
 	@touch $@
 
-build/jars/s3.done build/jars/s3proxy.done build/jars/connect.done: build/jars/%.done: tests/support/%_pom.xml | build/apt-demo
+build/jars/s3.done build/jars/s3proxy.done build/jars/connect.done build/jars/jdbc.done: build/jars/%.done: tests/support/%_pom.xml | build/apt-demo
 	@echo "fetching the jars of $* for the tests into build/jars/$*"
 	@rm -rf build/jars/$*
 	@$(MAVEN) --file $< dependency:copy-dependencies -DincludeScope=runtime \

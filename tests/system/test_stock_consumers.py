@@ -4,6 +4,7 @@ import asyncio
 import json
 import re
 import shlex
+import sqlite3
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -11,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from aiokafka import ConsumerRecord
+from aiokafka import AIOKafkaProducer, ConsumerRecord
 from cloudevents.core.base import BaseCloudEvent
 from cloudevents.core.bindings.kafka import KafkaMessage, from_kafka
 from cloudevents.core.formats.json import JSONFormat
@@ -23,6 +24,7 @@ from demo.kafka_broker import Broker
 from gateway.record_contract import DEVICE_HEADERS, HEADERS, attribute_of
 from tests.support import kafka_connect
 from tests.support.gateways import consume, consume_until, daemon, free_port, write_config
+from tests.support.kafka_admin import create_topic
 from tests.support.kafka_connect import RUNNING, connect_standalone
 from tests.support.sizes import size
 from tests.support.waiting import patience, until
@@ -129,7 +131,7 @@ async def test_kafka_connect_writes_each_reading_with_whose_and_when(kafka: Brok
         await asyncio.to_thread(publish_all, port, sent)
         await consume_until(kafka.bootstrap, len(sent), "connect-thermo")
     sunk = tmp_path / "sunk.txt"
-    worker, sink = (dict(told) for told in documented_properties())
+    worker, sink, _ = (dict(told) for told in documented_properties())
     name = sink.pop("name")
     sink |= {"topics": "connect-thermo", "file": str(sunk)}
     worker["consumer.auto.offset.reset"] = "earliest"
@@ -140,6 +142,37 @@ async def test_kafka_connect_writes_each_reading_with_whose_and_when(kafka: Brok
     lines = [line for line in sunk.read_text().splitlines() if "specversion=1.0" in line]
     for told in (r"device=m[0-9]{3}\b", r"time=20[0-9T:.-]+Z\b", r"timeerror=[0-9]+", r"data(_base64)?="):
         assert all(re.search(told, line) for line in lines)
+
+
+@pytest.mark.long(seconds=60)
+async def test_a_sink_for_databases_writes_each_reading_once(topics: Topics, tmp_path: Path) -> None:
+    events = {event_of(record).get_id(): record.value.decode() for record in topics.beside}
+    await create_topic(topics.bootstrap, "database")
+    async with AIOKafkaProducer(bootstrap_servers=topics.bootstrap) as producer:
+        for value in (*events.values(), *events.values(), '{"id": "last"}'):
+            await producer.send("database", value.encode())
+    (tmp_path / "plugins").mkdir()
+    (tmp_path / "plugins" / "jdbc").symlink_to(kafka_connect.JARS.parent / "jdbc")
+    database = tmp_path / "readings.db"
+    worker, _, sink = (dict(told) for told in documented_properties())
+    name = sink.pop("name")
+    sink |= {"topics": "database", "camel.beans.tables.url": f"jdbc:sqlite:{database}"}
+    worker |= {"consumer.auto.offset.reset": "earliest", "plugin.path": str(tmp_path / "plugins")}
+
+    with sqlite3.connect(database, isolation_level=None) as tables:
+        (create,) = re.findall(r"```sql\n(.*?)```", PAGE, re.DOTALL)
+        tables.execute(create)
+        with connect_standalone(tmp_path, topics.bootstrap, {name: sink}, worker) as connect:
+            ended = "SELECT * FROM reading WHERE id = 'last'"
+            await until(lambda: tables.execute(ended).fetchone(), patience(60), lambda: str(connect.states(name)))
+            assert connect.states(name) == [RUNNING]
+        tables.execute("DELETE FROM reading WHERE id = 'last'")
+        assert dict(tables.execute("SELECT id, event FROM reading")) == events
+        for device, time, data, text in tables.execute("SELECT device, time, data, event FROM reading"):
+            event = json.loads(text)
+            assert (device, time) == (event["device"], event["time"])
+            if isinstance(event.get("data"), dict | list):
+                assert json.loads(data) == event["data"]
 
 
 def documented_properties() -> Iterator[Mapping[str, str]]:
