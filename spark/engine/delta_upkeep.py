@@ -4,7 +4,7 @@ import json
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -206,7 +206,8 @@ class Removed(NamedTuple):
 def vacuum(spark: SparkSession, path: str, keep_hours: float) -> Removed:
     """Remove files that no version of the last `keep_hours` needs. Readers of an older version then fail.
 
-    Nobody else may write the table. Only for a local folder it is known what was removed.
+    Of a local folder, folders that are empty then are removed too, and only of it is known what was removed. Nobody
+    else may write the table.
     """
     table = DeltaTable.forPath(spark, path)
     if not is_local(path):
@@ -218,8 +219,10 @@ def vacuum(spark: SparkSession, path: str, keep_hours: float) -> Removed:
     before_s = time.time() - keep_hours * 3_600
     needed = _needed(spark, path, round(before_s * 1_000))
     removed = Removed(0, 0)
+    walked: list[str] = []
     for folder, folders, names in os.walk(path):
         folders[:] = [name for name in folders if not name.startswith(("_", "."))]
+        walked += (os.path.join(folder, name) for name in folders)  # noqa: PTH118 - as os.walk has them
         for name in names:
             file = Path(folder, name)
             # Whatever else lies there is not known to Delta's list of files, and may be needed.
@@ -231,6 +234,10 @@ def vacuum(spark: SparkSession, path: str, keep_hours: float) -> Removed:
                 # Hadoop's checksums of the file.
                 file.with_name(f".{name}.crc").unlink(missing_ok=True)
                 removed = Removed(removed.files + 1, removed.bytes + about.st_size)
+    # The folders of a folder come after it.
+    for folder in reversed(walked):
+        with suppress(OSError):
+            Path(folder).rmdir()
     return removed
 
 

@@ -302,6 +302,8 @@ def test_files_that_no_version_of_the_last_hours_needs_are_removed(spark: SparkS
 
     assert vacuum(spark, str(path), 1) == (1, 4)
     assert young.exists()
+    # The folder of a date without files is gone, too.
+    assert sorted(each.name for each in path.iterdir() if each.is_dir()) == ["_delta_log", "day=2026-03-14"]
     assert len([*path.rglob("*.parquet")]) == 3
 
     removed = vacuum(spark, str(path), 0)
