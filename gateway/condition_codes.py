@@ -4,7 +4,11 @@ The gateway's own words (`health/conditions.py`) name devices, ports and figures
 the cloud, reads these. docs/conditions.md has the meanings.
 """
 
-from typing import NamedTuple
+from typing import Final, Literal, NamedTuple, get_args
+
+Level = Literal["bad", "warn", "note"]
+LEVELS: Final[tuple[Level, ...]] = get_args(Level)
+"""Levels of conditions, the worst first."""
 
 
 class ConditionCode(NamedTuple):

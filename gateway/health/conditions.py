@@ -13,6 +13,7 @@ from msgspec import Struct
 from gateway.buffer.losses import OWN_LOSSES
 from gateway.buffer.state import ABOVE_SHARE_MEANS
 from gateway.clock.report import ClockView, hold_words
+from gateway.condition_codes import LEVELS, Level
 from gateway.config.running_settings import RESTART
 from gateway.health.facts import Facts
 from gateway.host.terminal_text import YEAR_S, counted, readings_and_events, shortened, size, span
@@ -20,7 +21,6 @@ from gateway.intake.route_topics import is_echo_topic
 from gateway.settings import NO_SOURCE, Settings
 from gateway.uplink.state import ONE_REPLICA, SLOW
 
-Level = Literal["bad", "warn", "note"]
 NAMED_MAX: Final = 3
 """Devices, topics and ports that a condition names one by one."""
 NAME_CHARACTERS_MAX: Final = 64
@@ -49,7 +49,6 @@ WHEN_FULL: Final = {
     "refuse": "sensors are asked to keep their readings, and those that cannot keep them lose them (buffer.when_full)",
     "drop-oldest": "the oldest readings are dropped to make room, and counted as lost (buffer.when_full)",
 }
-_ORDER: Final = {"bad": 0, "warn": 1, "note": 2}
 _CORRECT: Final = "Correct what these sensors send."
 _COUNTED: Final = {
     "identity-missing": (
@@ -171,7 +170,7 @@ def conditions(facts: Facts) -> list[Condition]:
         *_wear(facts),
         *_update(facts),
     ]
-    return sorted(found, key=lambda condition: _ORDER[condition.level])
+    return sorted(found, key=lambda condition: LEVELS.index(condition.level))
 
 
 # -- the box ----------------------------------------------------------------------------------------

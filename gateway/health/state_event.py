@@ -8,8 +8,9 @@ from typing import Any, Final
 
 import msgspec
 
+from gateway.condition_codes import LEVELS, Level
 from gateway.config.running_settings import digest_for_others
-from gateway.health.conditions import Condition, Level, conditions
+from gateway.health.conditions import Condition, conditions
 from gateway.health.facts import Facts
 from gateway.host.box import Box
 from gateway.host.last_update import LastUpdate
@@ -23,7 +24,6 @@ NAME_BYTES_MAX: Final = 128
 """Bytes of a name, an address or a version."""
 REASON_BYTES_MAX: Final = 512
 """Bytes of the words on an update."""
-_LEVELS: Final[tuple[Level, ...]] = ("bad", "warn", "note")
 
 
 def state_body(facts: Facts, box: Box, version: str, lane_number: int) -> dict[str, Any]:
@@ -104,7 +104,7 @@ def _codes(found: list[Condition]) -> dict[Level, list[str]]:
     worst: dict[str, Level] = {}
     for condition in found:
         worst.setdefault(condition.code, condition.level)
-    return {level: [code for code, its in worst.items() if its == level] for level in _LEVELS}
+    return {level: [code for code, its in worst.items() if its == level] for level in LEVELS}
 
 
 def _name(text: str) -> str:

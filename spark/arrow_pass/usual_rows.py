@@ -8,15 +8,14 @@ no event of a gateway is usual.
 import json
 import re
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from gateway.record_contract import DEVICE_HEADERS, HEADERS, READING_TYPE, TIME_ERROR_UNKNOWN_US
-from spark.arrow_pass.decimal_columns import decimals_of_64_bits
-from spark.arrow_pass.groups import Mask, Rows, mask_of
+from spark.arrow_pass.decimal_columns import Numbers, decimals_of_64_bits
+from spark.arrow_pass.groups import Mask, Rows, integers_of, mask_of
 from spark.decode.codec_declarations import DECIMALS_MAX, IDENTITY_MEMBERS, Metric, name_order
 from spark.decode.codec_plain import PayloadReader
 from spark.decode.event_bodies import TEXT_BYTES_MAX
@@ -26,8 +25,6 @@ from spark.decode.record_times import DAY_US
 from spark.decode.topic_speakers import Speakers
 from spark.log.edge_times import TOLD_SLACK_US, Clocks, Correction
 from spark.log.record_verdicts import EventDays, Verdicts
-
-Numbers = np.ndarray[Any, np.dtype[np.int64]]
 
 ROWS_MIN = 100
 """Records of a topic from which columns are quicker. Fewer are left to the rule book."""
@@ -133,11 +130,11 @@ class UsualReader:
         numbers = {name: texts[name].cast(pa.int64()) for name in _INTEGERS}
         source, namespace, gateway, speaks = self._sources(topic, texts["ce_source"])
         device = _devices(source, namespace, key)
-        event_us, kafka_us = _integers(event), _integers(kafka)
-        is_usual = payloads.is_usual & speaks & self._is_new(event_us, kafka_us, _integers(numbers["ce_timeerror"]))
+        event_us, kafka_us = integers_of(event), integers_of(kafka)
+        is_usual = payloads.is_usual & speaks & self._is_new(event_us, kafka_us, integers_of(numbers["ce_timeerror"]))
         if self._deleted:
             is_usual &= ~mask_of(pc.is_in(device, pa.array(self._deleted)))
-        is_usual &= ~self._may_move(namespace, gateway, texts["ce_gatewayboot"], _integers(numbers["ce_boottime"]))
+        is_usual &= ~self._may_move(namespace, gateway, texts["ce_gatewayboot"], integers_of(numbers["ce_boottime"]))
         if not is_usual.any():
             return None
         count = len(rows)
@@ -371,8 +368,3 @@ def _are_short(texts: pa.Array, most: int = TEXT_BYTES_MAX) -> Mask:
 
 def _fits(texts: pa.Array, pattern: str) -> Mask:
     return mask_of(pc.match_substring_regex(texts, pattern))
-
-
-def _integers(column: pa.Array) -> Numbers:
-    numbers: Numbers = column.cast(pa.int64()).to_numpy()
-    return numbers

@@ -14,6 +14,9 @@ from spark.source.kafka_reach import unreachable
 if TYPE_CHECKING:
     from spark.decode.codec_declarations import Streams
 
+FINDING = 1
+"""Exit code if something needs somebody, or a command was waited for and not delivered."""
+
 # Commands import Spark inside their functions: the import takes a second, and `--help` does not need it.
 
 

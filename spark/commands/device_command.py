@@ -14,6 +14,7 @@ from gateway.record_contract import COMMAND_ID, COMMAND_TOPIC, COMMANDS_TOPIC, D
 from spark.commands.answers import beside, say_json
 from spark.commands.asked_options import LastType
 from spark.commands.cli_options import (
+    FINDING,
     existing,
     expect_kafka,
     json_option,
@@ -24,8 +25,6 @@ from spark.commands.cli_options import (
 from spark.commands.desk_session import asking
 from spark.desk.asked import text
 
-FINDING = 1
-"""Exit code if a command was waited for and not delivered."""
 _WORDS = {
     "delivered": "the device has acknowledged it",
     "expired": "it expired before the device acknowledged it",

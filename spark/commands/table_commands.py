@@ -10,7 +10,7 @@ from gateway.host.terminal import say
 from gateway.host.terminal_text import counted
 from spark.commands.answers import Form, beside, print_frame, print_relation
 from spark.commands.asked_options import asks
-from spark.commands.cli_options import streams_option, warehouse_option
+from spark.commands.cli_options import FINDING, streams_option, warehouse_option
 from spark.commands.command_session import session
 from spark.commands.desk_session import asking, explain_nothing, latest
 from spark.desk.asked import Asked
@@ -21,9 +21,6 @@ from spark.engine.warehouse_folder import only_writer
 if TYPE_CHECKING:
     from spark.decode.codec_declarations import Streams
     from spark.desk.tables import Tables
-
-FINDING = 1
-"""Exit code if something needs somebody."""
 
 
 @click.command(short_help="The latest readings by event time.")

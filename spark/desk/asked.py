@@ -86,6 +86,11 @@ def equal(asked: Asked, *columns: str) -> list[str]:
     return [f"{name} = {text(value)}" for name in columns if (value := wanted[name]) is not None]
 
 
+def may_hold(column: str, value: str) -> str:
+    """A condition on Delta's statistics of a file: it may hold rows with this text in a column."""
+    return f'("min.{column}" <= {text(value)} AND "max.{column}" >= {text(value)})'
+
+
 def where(conditions: list[str]) -> str:
     """A WHERE of all conditions; empty without any."""
     return f"WHERE {' AND '.join(conditions)}" if conditions else ""

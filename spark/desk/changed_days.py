@@ -11,7 +11,7 @@ from hashlib import blake2b
 
 from gateway.record_contract import READING_TYPE
 from spark.decode.codec_declarations import Times
-from spark.desk.asked import microseconds, text
+from spark.desk.asked import may_hold, microseconds, text
 from spark.desk.delta_source import Source
 from spark.desk.log_views import ALSO, Corrections, retimed
 from spark.log.edge_times import EARLIEST_US
@@ -117,10 +117,7 @@ def _removed(source: Source, warehouse: str, times: Times) -> list[str]:
 
 def _of_boots_in(boots: Sequence[str]) -> str:
     """A condition on Delta's statistics of a file: it may hold records of these boots."""
-    return (
-        " OR ".join(f'("min.gateway_boot" <= {text(boot)} AND "max.gateway_boot" >= {text(boot)})' for boot in boots)
-        or "FALSE"
-    )
+    return " OR ".join(may_hold("gateway_boot", boot) for boot in boots) or "FALSE"
 
 
 def _texts(values: Iterable[str]) -> str:

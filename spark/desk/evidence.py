@@ -9,7 +9,7 @@ import msgspec
 
 from gateway.record_contract import TIME_ERROR_UNKNOWN_US
 from spark.desk.asked import Asked, text
-from spark.desk.delta_source import Source
+from spark.desk.delta_source import Source, type_of
 from spark.desk.log_views import read_corrections, still_rejected
 from spark.finality.box_figures import BoxFigures, box_figures
 from spark.finality.gateway_figures import GatewayFigures, figures_of
@@ -30,16 +30,13 @@ from spark.finality.stream_proofs import (
     stream_proofs,
 )
 from spark.log.edge_times import clocks
-from spark.log.edges import Edge
+from spark.log.edges import EDGE_COLUMNS, Edge
 from spark.log.lane_sequences import joined
 from spark.log.verdicts import CONFLICT
 
 RUN = ("namespace", "device", "stream", "device_counter", "device_boot")
 """Columns that name a run of numbers."""
-_EDGE = (
-    "STRUCT(event_us BIGINT, time_error_us BIGINT, time_quality VARCHAR, gateway VARCHAR, gateway_boot VARCHAR, "
-    "boot_time_us BIGINT, boot_time_error_us BIGINT)"
-)
+_EDGE = f"STRUCT({', '.join(f'{name} {type_of(kind)}' for name, kind in EDGE_COLUMNS.items())})"
 DEVICE_PARTS = {
     **dict.fromkeys(RUN, "VARCHAR"),
     "islands": f"STRUCT(first BIGINT, last BIGINT, first_edge {_EDGE}, last_edge {_EDGE})[]",

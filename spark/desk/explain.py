@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gateway.host.terminal_text import escaped
 from gateway.record_contract import READING_TYPE
-from spark.desk.asked import Asked, equal, text, where, within
+from spark.desk.asked import Asked, equal, may_hold, text, where, within
 from spark.desk.evidence import Device, Evidence
 from spark.desk.log_views import CUT_US, still_rejected
 from spark.desk.plain_rows import plain_rows
@@ -294,7 +294,7 @@ def changes_sql(tables: "Tables", asked: Asked) -> str:
     """
     files = []
     if asked.device is not None:
-        files.append(f'"min.device" <= {text(asked.device)} AND "max.device" >= {text(asked.device)}')
+        files.append(may_hold("device", asked.device))
     if asked.since_us is not None:
         files.append(f'epoch_us("max.window_start") >= {asked.since_us - CUT_US}')
     if asked.until_us is not None:

@@ -3,9 +3,8 @@
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from gateway.condition_codes import CODES, ConditionCode
+from gateway.condition_codes import CODES, LEVELS, ConditionCode
 from spark.desk.evidence import Evidence
-from spark.finality.box_figures import LEVELS
 from spark.finality.gateway_rows import GatewayRow
 
 HEARTBEATS_MISSED = 3

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from gateway.record_contract import READING_TYPE, TIME_ERROR_UNKNOWN_US
 from spark.decode.codec_declarations import Times
-from spark.desk.asked import Asked, equal, text, where, within
+from spark.desk.asked import Asked, equal, may_hold, text, where, within
 from spark.desk.delta_source import Source
 from spark.log.edge_times import DEVICE_QUALITY, EARLIEST_US, LATEST_US, TOLD_SLACK_US, Correction, GatewayBoot, clocks
 from spark.log.verdicts import DELETED, IMPLAUSIBLE, IMPLAUSIBLE_DATE, RETRY
@@ -52,7 +52,7 @@ class Corrections:
     def may_move_in(self) -> str:
         """The same as a condition on Delta's statistics of a file."""
         wrong = sorted({correction.gateway_boot for correction in self.known if correction.supersedes})
-        boots = [f'"min.gateway_boot" <= {text(boot)} AND "max.gateway_boot" >= {text(boot)}' for boot in wrong]
+        boots = [may_hold("gateway_boot", boot) for boot in wrong]
         return " OR ".join(['"null_count.boot_time_error_us" < num_records', *boots]) if self.known else "FALSE"
 
 
@@ -228,9 +228,7 @@ def _taken_at(record_time: str) -> str:
 
 def _of_device(asked: Asked) -> list[str]:
     """Conditions on Delta's statistics of a file, by the device."""
-    if asked.device is None:
-        return []
-    return [f'"min.device" <= {text(asked.device)} AND "max.device" >= {text(asked.device)}']
+    return [] if asked.device is None else [may_hold("device", asked.device)]
 
 
 def _within_files(asked: Asked) -> list[str]:

@@ -14,7 +14,7 @@ from pathlib import Path
 import duckdb
 
 from spark.decode.codec_declarations import NO_STREAMS, Streams
-from spark.desk.asked import ALL, Asked, equal, microseconds, text, where, within
+from spark.desk.asked import ALL, Asked, equal, may_hold, microseconds, text, where, within
 from spark.desk.delta_source import Source
 from spark.desk.evidence import REGISTRY_ALSO, Device, Evidence, device_parts, read_evidence
 from spark.desk.log_views import ALSO, quarantine, readings
@@ -258,7 +258,7 @@ class Tables:
         """The parts of the windows of `size_s` seconds that begin within these limits, as SQL."""
         files, rows = [], equal(asked, "device", "stream", "metric")
         if asked.device is not None:
-            files.append(f'"min.device" <= {text(asked.device)} AND "max.device" >= {text(asked.device)}')
+            files.append(may_hold("device", asked.device))
         if asked.site is not None:
             rows.append(f"device IN ({', '.join(map(text, self.devices_at(asked.site))) or 'NULL'})")
         if asked.since_us is not None:

@@ -2,11 +2,10 @@
 
 from typing import NamedTuple
 
+from gateway.condition_codes import LEVELS
 from spark.finality.box_states import ToldState, Update
 from spark.log.edge_times import Clocks
 
-LEVELS = ("bad", "warn", "note")
-"""Levels of conditions, the worst first."""
 TIMES = {"state_us": "state_time", "booted_us": "booted_time", "uplink_since_us": "uplink_since_time"}
 """Columns of times, and their names in the view."""
 

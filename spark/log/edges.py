@@ -2,12 +2,6 @@
 
 from typing import NamedTuple
 
-EDGE_TYPE = (
-    "struct<event_us: bigint, time_error_us: bigint, time_quality: string, gateway: string, gateway_boot: string, "
-    "boot_time_us: bigint, boot_time_error_us: bigint>"
-)
-"""Type of an `Edge` in a table."""
-
 
 class Edge(NamedTuple):
     """The time of a record as it was sent: the columns of `log` that hold it, with times in whole microseconds."""
@@ -19,3 +13,9 @@ class Edge(NamedTuple):
     gateway_boot: str
     boot_time_us: int
     boot_time_error_us: int | None
+
+
+EDGE_COLUMNS = {name: "string" if kind is str else "bigint" for name, kind in Edge.__annotations__.items()}
+"""Names and Spark's types of an edge's members."""
+EDGE_TYPE = f"struct<{', '.join(f'{name}: {kind}' for name, kind in EDGE_COLUMNS.items())}>"
+"""Type of an `Edge` in a table."""

@@ -8,7 +8,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from spark.desk.asked import Asked, equal, microseconds, text, where, within
+from spark.desk.asked import Asked, equal, may_hold, microseconds, text, where, within
 from spark.desk.evidence import Evidence, device_parts
 from spark.desk.kept_tables import KeptTables
 from spark.desk.nothing import why_nothing
@@ -174,8 +174,7 @@ def _points(
 def _causes(tables: KeptTables, limits: Asked, chosen: Series, size_s: int) -> Mapping[int, list[str]] | None:
     """By which causes windows changed as a whole; None if the history is too large to search."""
     path = f"{tables.warehouse}/window_changes"
-    device = text(str(limits.device))
-    files = f""""min.device" <= {device} AND "max.device" >= {device}
+    files = f"""{may_hold("device", str(limits.device))}
         AND epoch_us("max.window_start") >= {limits.since_us} - 1000
         AND epoch_us("min.window_start") < {limits.until_us}"""
     size = tables.source.statistics(path, f"sum(size_bytes) FILTER (WHERE coalesce({files}, TRUE))")

@@ -60,6 +60,8 @@ class _Kept:
     partition: str | None = None
     is_folded: bool = False
     """Whether its rows are folded, too."""
+    fold_all: Callable[[SparkSession, str], None] | None = None
+    """Folds the table of a version. Then its files are not merged otherwise."""
     order: Order | None = None
     """The order of its rows in merged files."""
 
@@ -79,7 +81,7 @@ class Upkeep:
             _Kept(windows_path(tables), WINDOW_PARTITION, is_folded=True),
             _Kept(changes_path(job.warehouse), "at_date"),
             _Kept(amendments_path(tables), LOG_PARTITION),
-            _Kept(device_parts_path(tables)),
+            _Kept(device_parts_path(tables), fold_all=fold_devices),
         )
         """Tables that are merged beside the batches. Batches only append to them, except to recompute windows."""
         others = set(_tables_in(job.spark, tables)) - {kept.path for kept in self._beside}
@@ -137,8 +139,8 @@ class Upkeep:
         self._files_seen[kept.path] = min(self._files_seen[kept.path], file_count(spark, kept.path))
 
     def _tidy(self, spark: SparkSession, kept: _Kept) -> None:
-        if kept.path == device_parts_path(self._job.tables):
-            fold_devices(spark, self._job.tables)
+        if kept.fold_all is not None:
+            kept.fold_all(spark, self._job.tables)
             return
         today = self._today
         days_ended = kept.order is not None and self._sorted_on < today

@@ -9,12 +9,9 @@ The large warehouses stay in `build/bench/analyst-tables` for the next run: seve
 """
 
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
 
 from tests.bench import parts_analyst, parts_analyst_answers, parts_analyst_layout, parts_analyst_year
-from tests.bench.runner import Part, Suite, run
+from tests.bench.runner import Part, Suite, no_broker, run
 
 PARTS: dict[str, Part] = {
     "lookups": parts_analyst.lookups,
@@ -30,11 +27,6 @@ PARTS: dict[str, Part] = {
 }
 
 
-@contextmanager
-def no_broker(_: Path) -> Iterator[None]:
-    """Only the parts of the layout need Kafka. They start their own: the others are measured without it."""
-    yield
-
-
 if __name__ == "__main__":
+    # Only the parts of the layout need Kafka. They start their own: the others are measured without it.
     sys.exit(run(Suite("analyst", "run-analyst", PARTS, broker=no_broker)))

@@ -9,16 +9,14 @@ BENCH_QUICK=1                 everything shortened, to see that it runs: the fig
 
 import asyncio
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import wraps
-from pathlib import Path
 
 from tests.bench import parts_image, parts_image_updates
 from tests.bench.context import Bench
 from tests.bench.processes import NotMeasuredError
 from tests.bench.report import Result
-from tests.bench.runner import Part, Suite, run
+from tests.bench.runner import Part, Suite, no_broker, run
 
 
 def _waiting(part: Callable[[Bench], list[Result]]) -> Part:
@@ -42,10 +40,5 @@ PARTS: dict[str, Part] = {
 }
 
 
-@contextmanager
-def _no_broker(_: Path) -> Iterator[None]:
-    yield
-
-
 if __name__ == "__main__":
-    sys.exit(run(Suite("image", "run-image", PARTS, (NotMeasuredError,), broker=_no_broker)))
+    sys.exit(run(Suite("image", "run-image", PARTS, (NotMeasuredError,), broker=no_broker)))

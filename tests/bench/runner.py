@@ -28,6 +28,12 @@ def _nothing(_: list[Result]) -> list[Result]:
     return []
 
 
+@contextmanager
+def no_broker(_: Path) -> Iterator[None]:
+    """For parts that need no broker, or start their own."""
+    yield
+
+
 @dataclass(frozen=True, slots=True)
 class Suite:
     """A bench: `name` is that of its report in `build/bench`."""
