@@ -486,11 +486,10 @@ class BatchJob:
     def _finish(self, ordinal: int) -> None:
         """Derive the tables that a run may have left out when it died."""
         rows = committed_rows(self.spark, self.tables, ordinal)
-        census = take_census(rows)
         windows = self._windows_of(ordinal)
         windows.write(rows, self._corrections)
         devices = DevicesAppend(self._devices, ordinal)
-        devices.write(rows)
+        census = devices.write(rows)
         with self._copies(rows, census, events_of(rows, census), devices) as copies:
             self._derive(rows, census, copies, windows)
             devices.commit()

@@ -14,17 +14,12 @@ import pyarrow.compute as pc
 
 from spark.arrow_pass.decimal_columns import Numbers
 from spark.arrow_pass.groups import Mask, Rows, begins_of, ends_of, group_numbers, integers_of, mask_of, ranks_of
+from spark.log.edges import EDGE_COLUMNS
 from spark.log.lane_sequences import joined
 from spark.log.sequence_runs import RUN_COLUMNS, RunNumbers, run_hash
 
 _INTEGER, _TEXT = pa.int64(), pa.string()
-EDGE = pa.struct(
-    [
-        *(("event_us", _INTEGER), ("time_error_us", _INTEGER)),
-        *((name, _TEXT) for name in ("time_quality", "gateway", "gateway_boot")),
-        *(("boot_time_us", _INTEGER), ("boot_time_error_us", _INTEGER)),
-    ]
-)
+EDGE = pa.struct([(name, _TEXT if kind == "string" else _INTEGER) for name, kind in EDGE_COLUMNS.items()])
 ISLANDS = pa.list_(pa.struct([("first", _INTEGER), ("last", _INTEGER), ("first_edge", EDGE), ("last_edge", EDGE)]))
 SCHEMA = pa.schema(
     [
@@ -35,6 +30,8 @@ SCHEMA = pa.schema(
         *((name, _INTEGER) for name in ("last_us", "batch_first", "batch_last")),
     ]
 )
+READ_COLUMNS = (*RUN_COLUMNS, "device_sequence", "event_time", *(name for name in EDGE_COLUMNS if name != "event_us"))
+"""Columns of `log` that make a row."""
 ISLANDS_MAX = 64
 """Islands of a row at the most. A sensor that often loses a reading has several rows, so that none grows for ever."""
 _NEVER = -(2**63)
@@ -50,7 +47,7 @@ class Folded(NamedTuple):
 def device_rows(readings: Mapping[str, pa.Array], is_dated: Mask, ordinal: int) -> Folded:
     """Return a row for each run of some readings, and one for each stream with readings that do not count.
 
-    `readings` are columns of `log`, of readings that may be copies. `is_dated` is true for those in a window.
+    `readings` are READ_COLUMNS, of readings that may be copies. `is_dated` is true for those in a window.
     """
     count = len(is_dated)
     is_counted = np.ones(count, dtype=np.bool_)
@@ -58,7 +55,7 @@ def device_rows(readings: Mapping[str, pa.Array], is_dated: Mask, ordinal: int) 
         is_counted &= mask_of(pc.is_valid(readings[name]))
     counts = pa.array(is_counted)
     event_us = integers_of(readings["event_time"])
-    others = [readings[EDGE[place].name] for place in range(1, EDGE.num_fields)]
+    others = [readings[name] for name in EDGE_COLUMNS if name != "event_us"]
     edges = pa.StructArray.from_arrays([pa.array(event_us), *others], fields=list(EDGE)).filter(counts)
     numbers = integers_of(readings["device_sequence"])[is_counted]
     places = pa.array(np.concatenate([[0], np.cumsum(is_counted)]), pa.int32())

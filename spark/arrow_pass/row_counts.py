@@ -13,15 +13,18 @@ import pyarrow.compute as pc
 
 from gateway.record_contract import READING_TYPE
 from spark.arrow_pass.decimal_columns import Numbers
-from spark.arrow_pass.device_rows import Folded, device_rows
+from spark.arrow_pass.device_rows import READ_COLUMNS, Folded, device_rows
 from spark.arrow_pass.groups import Mask, Rows, begins_of, group_numbers, integers_of, mask_of
+from spark.arrow_pass.parquet_files import file_of
 from spark.arrow_pass.pieces import pieces
-from spark.arrow_pass.plan import COUNTED_COLUMNS, UNDECLARED_NAMES_MAX
+from spark.arrow_pass.plan import COUNTED_COLUMNS, UNDECLARED_NAMES_MAX, TableFolder
 from spark.decode.correction_records import CORRECTION_TYPE
 from spark.decode.loss_bodies import LOSS_TYPE
 from spark.decode.record_types import EVENT_TYPES
 from spark.log.sequence_runs import RunNumbers
 from spark.log.verdicts import CONFLICT, DELETED, IMPLAUSIBLE_DAY, RETRY
+
+_COUNTED = pa.schema([*((name, pa.string()) for name in ("counts", "action", "name")), ("content", pa.binary())])
 
 
 class Counts(NamedTuple):
@@ -45,26 +48,26 @@ def counted(rows: pa.Table, days: Numbers, ordinal: int) -> tuple[str, pa.Table]
     return json.dumps(counts), devices.rows
 
 
-def counting(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Count rows of `log` with their `event_date`. Yields a row for each piece."""
-    for counts, _ in _each_counted(batches, 0):
-        yield pa.RecordBatch.from_pydict({"counts": [counts]})
+def counting(
+    devices: TableFolder | None = None, ordinal: int = 0
+) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    """Return a function that counts rows of `log` with their `event_date`. It yields a row for each piece.
 
-
-def devices_in(ordinal: int) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    """Return a function that turns a batch's rows of `log`, with `event_date`, into its rows of `device_parts`."""
+    With the folder of `device_parts`, it also yields a row for the file of what a batch's rows add to this table.
+    """
 
     def task(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for _, devices in _each_counted(batches, ordinal):
-            yield from devices.to_batches()
+        of_devices: list[pa.Table] = []
+        for piece in pieces(batches):
+            rows = pa.Table.from_batches(piece)
+            counts, added = counted(rows, rows["event_date"].cast(pa.int32()).to_numpy(), ordinal)
+            of_devices.append(added)
+            yield pa.RecordBatch.from_pylist([{"counts": counts}], schema=_COUNTED)
+        if devices is not None and any(map(len, of_devices)):
+            file = file_of(devices, pa.concat_tables(of_devices))
+            yield pa.RecordBatch.from_pylist([file._asdict()], schema=_COUNTED)
 
     return task
-
-
-def _each_counted(batches: Iterable[pa.RecordBatch], ordinal: int) -> Iterator[tuple[str, pa.Table]]:
-    for piece in pieces(batches):
-        rows = pa.Table.from_batches(piece)
-        yield counted(rows, rows["event_date"].cast(pa.int32()).to_numpy(), ordinal)
 
 
 class _Rows:
@@ -125,7 +128,8 @@ class _Rows:
 
     def devices(self, ordinal: int) -> Folded:
         places = np.flatnonzero(self._is_reading & self._may_be_copy)
-        readings = {name: column.take(pa.array(places)) for name, column in self._columns.items() if name != "value"}
+        taken = pa.array(places)
+        readings = {name: self._columns[name].take(taken) for name in READ_COLUMNS}
         return device_rows(readings, self._is_dated[places], ordinal)
 
     def _texts(self, names: Iterable[str], places: Rows) -> list[list[str]]:

@@ -99,7 +99,7 @@ class BatchPass:
         figures = [row for row in made if row.of is None]
         with_parts = [device for task in figures for device in task.devices]
         return MadeFiles(
-            **{name: [_file(row) for row in made if row.of == name] for name in TABLES},
+            **{name: [made_file(row) for row in made if row.of == name] for name in TABLES},
             is_split=len(set(with_parts)) < len(with_parts),
             counts=[count for task in figures for count in task.counts],
             late=sum(task.late for task in figures),
@@ -123,5 +123,6 @@ def _numbers(batch: BatchId | BatchIds, ordinal: int, streams: Streams) -> Batch
     return BatchNumbers(ordinal, version("sluice"), streams.version, ingest, number)
 
 
-def _file(row: Row) -> MadeFile:
+def made_file(row: Row) -> MadeFile:
+    """Return the file of a row that a task yielded."""
     return MadeFile(row.action, row.name, None if row.content is None else bytes(row.content))

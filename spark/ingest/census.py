@@ -9,9 +9,11 @@ from itertools import pairwise
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - its customary name
 
-from spark.arrow_pass.plan import COUNTED_COLUMNS, SUMS, UNDECLARED_NAMES_MAX
+from spark.arrow_pass.plan import COUNTED_COLUMNS, SUMS, UNDECLARED_NAMES_MAX, TableFolder
+from spark.arrow_pass.tasks import made_file
 from spark.decode.record_types import EVENT_TYPES
 from spark.engine.arrow_map import map_in_arrow
+from spark.engine.made_file import MadeFile
 from spark.log.log_table import LOG_PARTITION
 from spark.log.sequence_runs import RunNumbers
 
@@ -60,6 +62,14 @@ class Census:
 
 def take_census(rows: DataFrame) -> Census:
     """Count a batch. `rows` are its rows of `log`, either before its copies were told apart or after."""
+    census, _ = counted_again(rows)
+    return census
+
+
+def counted_again(
+    rows: DataFrame, devices: TableFolder | None = None, ordinal: int = 0
+) -> tuple[Census, list[MadeFile]]:
+    """Count a batch as `take_census` does. With the folder of `device_parts`, also make its files there."""
     # Copies and conflicts are counted as good, because the census is there to find them. So a start that finishes a
     # batch gets the same figures as the batch did.
     # Executors may lack Delta: the function must come from a module that does without.
@@ -67,8 +77,10 @@ def take_census(rows: DataFrame) -> Census:
 
     value = F.when(F.col("ce_type").isin(*EVENT_TYPES), F.col("value")).alias("value")
     columns = [value if name == "value" else F.col(name) for name in COUNTED_COLUMNS]
-    counts = map_in_arrow(rows.select(*columns, LOG_PARTITION), counting, "counts string").collect()
-    return census_of(row.counts for row in counts)
+    schema = "counts string, action string, name string, content binary"
+    made = map_in_arrow(rows.select(*columns, LOG_PARTITION), counting(devices, ordinal), schema).collect()
+    census = census_of(row.counts for row in made if row.counts is not None)
+    return census, [made_file(row) for row in made if row.counts is None]
 
 
 def census_of(counts: Iterable[str]) -> Census:

@@ -2,13 +2,13 @@
 
 from pyspark.sql import DataFrame
 
-from spark.arrow_pass.plan import COUNTED_COLUMNS
-from spark.engine.arrow_map import map_in_arrow
+from spark.arrow_pass.tasks import table_folder
 from spark.engine.delta_staging import AppendTable
 from spark.engine.made_file import MadeFile
+from spark.ingest.census import Census, counted_again
 from spark.log.copies import NO_SUSPECTS, Suspects
-from spark.log.device_parts import SCHEMA, came_again
-from spark.log.log_table import LOG_PARTITION, ORDINAL
+from spark.log.device_parts import SKIPPING_COLUMNS, came_again
+from spark.log.log_table import ORDINAL
 
 
 class DevicesAppend:
@@ -23,13 +23,12 @@ class DevicesAppend:
         """Take the rows that a pass made."""
         self._append.take(files)
 
-    def write(self, rows: DataFrame) -> None:
-        """Write the rows that follow from a batch's rows of `log`."""
-        # Executors may lack Delta: the function must come from a module that does without.
-        from spark.arrow_pass.row_counts import devices_in  # noqa: PLC0415 - it needs Arrow
-
-        counted = rows.select(*COUNTED_COLUMNS, LOG_PARTITION)
-        self._append.write(map_in_arrow(counted, devices_in(self.ordinal), SCHEMA))
+    def write(self, rows: DataFrame) -> Census:
+        """Write the rows that follow from a batch's rows of `log`, and return the census of these, read once."""
+        folder = table_folder(self._table.path, "", SKIPPING_COLUMNS)
+        census, files = counted_again(rows, folder, self.ordinal)
+        self._append.take(files)
+        return census
 
     def came_again(self, counted: int) -> Suspects:
         """Find numbers that came before, or in two rows. `counted` is how many readings have a number of their own."""

@@ -5,11 +5,13 @@ from datetime import UTC, date, datetime, timedelta
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spark.arrow_pass import pieces
+from spark.arrow_pass.plan import TableFolder
 from spark.arrow_pass.row_counts import counting
 from spark.decode.record_columns import type_of
 from spark.ingest.census import Census, census_of
@@ -59,13 +61,16 @@ def row_of(number: int = 1, error_us: int = 5, **others: Any) -> Row:
     }
 
 
-def census(rows: Sequence[Row]) -> Census:
+def batches_of(rows: Sequence[Row]) -> list[pa.RecordBatch]:
     columns = {
         name: pa.array([row[name] for row in rows], OF_OTHER_TYPES.get(name, type_of(name))) for name in row_of()
     }
     batch = pa.RecordBatch.from_pydict(columns)
-    batches = [batch.slice(start, 3) for start in range(0, len(rows), 3)]
-    return census_of(count for made in counting(batches) for count in made["counts"].to_pylist())
+    return [batch.slice(start, 3) for start in range(0, len(rows), 3)]
+
+
+def census(rows: Sequence[Row]) -> Census:
+    return census_of(count for made in counting()(batches_of(rows)) for count in made["counts"].to_pylist())
 
 
 def may_be_copy(row: Row) -> bool:
@@ -179,6 +184,16 @@ def test_columns_in_any_pieces_give_what_loops_give(drawn: list[Row], piece: int
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(pieces, "PIECE_ROWS_MAX", piece)
         assert in_order(census(drawn)) == in_order(expected(drawn))
+
+
+def test_one_read_gives_the_figures_of_a_batch_and_its_rows_of_devices() -> None:
+    rows = [row_of(number) for number in (1, 2, 5)]
+    folder = TableFolder(None, "", ("device", "first", "last"))
+    *counts, file = [row for made in counting(folder, 7)(batches_of(rows)) for row in made.to_pylist()]
+    assert in_order(census_of(row["counts"] for row in counts)) == in_order(expected(rows))
+    (row,) = pq.read_table(pa.BufferReader(file["content"])).to_pylist()
+    assert [(island["first"], island["last"]) for island in row["islands"]] == [(1, 2), (5, 5)]
+    assert (row["batch_first"], row["batch_last"]) == (7, 7)
 
 
 def test_a_lane_with_all_its_numbers_is_a_range() -> None:
