@@ -7,6 +7,7 @@
 # make check  lint, format, types, layers  make lock        constraints.txt anew from pyproject.toml
 # make docs   docs/settings.md and docs/commands.md anew from the code
 # make deb    the .deb files into build/deb, signed (SIGNING_KEY=FILE, VERSION=...)
+# make apt-repo   a folder for a web server, from which apt installs those packages (APT_URL=URL, VERSION=..., PHASED=PERCENT)
 # make image  the card to flash into build/image, with an update of it (as root; see docs/flashing.md; IMAGE_URL=FOLDER)
 # make test-image   that card in emulated machines: first start, power cut, a bad and a good update (half an hour)
 # make cloud  the ingest job alone into /opt/sluice (CLOUD=FOLDER), for systemd or a container (see docs/ingest.md)
@@ -35,13 +36,14 @@ FIRMWARE_PACKAGES := gcc-avr avr-libc libsimavr-dev libelf-dev gcc make
 PACKAGES := python3 python3-venv 'openjdk-21-jdk-headless|openjdk-17-jdk-headless' maven $(FIRMWARE_PACKAGES)
 IMAGE_PACKAGES = $(DEB_PACKAGES) mmdebstrap qemu-user-static arch-test kmod cpio zstd u-boot-tools mtools dosfstools e2fsprogs rauc squashfs-tools
 DEB_PACKAGES := python3 python3-venv git openssl
+APT_PACKAGES := apt-utils gpg gpg-agent
 CLOUD_PACKAGES := python3 python3-venv 'openjdk-21-jdk-headless|openjdk-17-jdk-headless' maven
 CLOUD := /opt/sluice
 MAVEN := mvn --quiet --batch-mode
 QUIETLY := --quiet --disable-pip-version-check --root-user-action ignore
 # Maven resets the terminal's colours at its end, whatever it is told.
 PLAIN := 2>&1 | sed 's/\x1b\[[0-9;]*m//g'
-TEST_PACKAGES := $(PACKAGES) git mosquitto mosquitto-clients prometheus strace openssl iproute2 nftables mmdebstrap systemd-container qemu-user-static qemu-system-arm u-boot-qemu u-boot-tools mtools dosfstools fdisk rauc squashfs-tools openssh-client chromium fonts-dejavu-core
+TEST_PACKAGES := $(PACKAGES) $(APT_PACKAGES) git mosquitto mosquitto-clients prometheus strace openssl iproute2 nftables mmdebstrap systemd-container qemu-user-static qemu-system-arm u-boot-qemu u-boot-tools mtools dosfstools fdisk rauc squashfs-tools openssh-client chromium fonts-dejavu-core
 WITH_SERVERS := kafka or spark or avr or box
 TEST_JARS := $(patsubst %,build/jars/%.done,kafka_classes spark registry s3 s3proxy connect)
 SIDE_BY_SIDE = $(BIN)/pytest --dist loadfile --no-loadscope-reorder --numprocesses
@@ -51,9 +53,9 @@ SLICED := \(long\|campaign\)\|left_to_long
 SLICE ?= $(shell echo $$((0x$$(git rev-parse --short=7 HEAD))))
 # Tests start our programs some thousand times. Bytecode is kept, whatever the environment says of it.
 unexport PYTHONDONTWRITEBYTECODE
-COMPILE = $(BIN)/python -m compileall -q gateway spark demo systemd image firmware-sim
+COMPILE = $(BIN)/python -m compileall -q gateway spark demo systemd image release firmware-sim
 
-.PHONY: always cloud demo test docs test-fast test-long test-slice test-tools test-jars check lock install jars deb image test-image test-image-if-changed clean bench-gateway bench-uplink bench-serial bench-clock bench-spark bench-analyst bench-install bench-image peers
+.PHONY: always apt-repo cloud demo test docs test-fast test-long test-slice test-tools test-jars check lock install jars deb image test-image test-image-if-changed clean bench-gateway bench-uplink bench-serial bench-clock bench-spark bench-analyst bench-install bench-image peers
 
 demo: build/apt-demo install jars
 	@exec $(BIN)/python -m demo
@@ -187,6 +189,14 @@ build/deb-venv/installed: constraints.txt pyproject.toml systemd/build_pins.py b
 
 deb: build/deb-venv/installed
 	@build/deb-venv/bin/python -m systemd.build_deb $(if $(VERSION),--version $(VERSION)) $(if $(SIGNING_KEY),--signing-key $(SIGNING_KEY))
+
+build/apt-repo: Makefile demo/install_packages.sh
+	@PYTHON=$(PYTHON) demo/install_packages.sh $(DEB_PACKAGES) $(APT_PACKAGES)
+	@mkdir -p build && touch $@
+
+apt-repo: build/apt-repo build/deb-venv/installed
+	@build/deb-venv/bin/python -m release.apt_repository --url $(or $(APT_URL),$(error say where gateways will find the folder: make apt-repo APT_URL=https://...)) \
+		$(if $(VERSION),--version $(VERSION)) $(if $(PHASED),--phased $(PHASED)) $(if $(APT_KEY),--key $(APT_KEY))
 
 build/apt-image: Makefile demo/install_packages.sh
 	@PYTHON=$(PYTHON) demo/install_packages.sh $(IMAGE_PACKAGES)
