@@ -8,6 +8,7 @@ from typing import Annotated, NamedTuple
 import msgspec
 from msgspec import Meta, Struct, field
 
+from gateway.record_contract import TIME_ERROR_UNKNOWN_US
 from spark.log.edges import Edge
 
 NAMES_MAX = 100
@@ -92,10 +93,18 @@ class ToldState(NamedTuple):
     edge: Edge
     state: BoxState
 
-    @property
-    def order(self) -> tuple[int, int]:
-        """Of two states of one buffer, the one that is told later has the higher order, whenever Kafka gets it."""
-        return self.state.lane_number, self.edge.boot_time_us
+    def is_later_than(self, other: "ToldState") -> bool:
+        """Whether this state of a buffer was told after another one, whenever Kafka gets them.
+
+        If the clock of one of two boots is not known, lanes decide. A buffer that was restored from an old copy begins
+        again at a lower lane, so lanes decide nothing else.
+        """
+        ours, theirs = self.edge, other.edge
+        if ours.gateway_boot == theirs.gateway_boot:
+            return ours.boot_time_us > theirs.boot_time_us
+        if max(ours.time_error_us, theirs.time_error_us) < TIME_ERROR_UNKNOWN_US:
+            return ours.event_us > theirs.event_us
+        return self.state.lane_number > other.state.lane_number
 
 
 def read_state(edge: Edge, value: bytes) -> ToldState:

@@ -32,6 +32,7 @@ BOXES_MAX = 20
 QUARANTINE_TOPIC = "gateway-quarantine"
 """Default topic of a gateway's quarantine. A heartbeat may name another, but no record in this topic is a reading."""
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_AHEAD = f"more than {KAFKA_SLACK_US // 1_000_000} s after Kafka took it in"
 
 
 class GatewayEvent(NamedTuple):
@@ -240,6 +241,7 @@ def _read(event: GatewayEvent) -> "Told | ToldState | _SetAside":
         if event.type == SET_ASIDE_TYPE:
             return msgspec.json.decode(value, type=_SetAside)
         if event.type == STATE_TYPE:
+            _expect_past(event)
             return read_state(event.edge, value)
         told = _told(event, msgspec.json.decode(value, type=_Body))
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -268,12 +270,17 @@ def _expect_possible(event: GatewayEvent, told: Told) -> None:
 
     A clock that is unknown, or shows a year long past, makes no false promise.
     """
+    if told.low_watermark_us is not None and told.low_watermark_us > event.order[0] + KAFKA_SLACK_US:
+        raise EventError(f"its low_watermark lies {_AHEAD}")
+    _expect_past(event)
+
+
+def _expect_past(event: GatewayEvent) -> None:
+    """Check that an event does not come from after Kafka took it in. Raises EventError."""
+    edge = event.edge
     until_us = event.order[0] + KAFKA_SLACK_US
-    ahead = f"more than {KAFKA_SLACK_US // 1_000_000} s after Kafka took it in"
-    if told.low_watermark_us is not None and told.low_watermark_us > until_us:
-        raise EventError(f"its low_watermark lies {ahead}")
-    if event.edge.time_error_us < TIME_ERROR_UNKNOWN_US and event.edge.event_us - event.edge.time_error_us > until_us:
-        raise EventError(f"its ce_time, less its ce_timeerror, lies {ahead}")
+    if edge.time_error_us < TIME_ERROR_UNKNOWN_US and edge.event_us - edge.time_error_us > until_us:
+        raise EventError(f"its ce_time, less its ce_timeerror, lies {_AHEAD}")
 
 
 def _us(time: datetime | None) -> int | None:
@@ -299,7 +306,7 @@ def _note_boot(boots: dict[str, Edge], edge: Edge) -> None:
 def _note_box(boxes: dict[str, ToldState], buffer: str, told: ToldState) -> None:
     known = boxes.pop(buffer, None)
     # The last one is the buffer that was spoken of last.
-    boxes[buffer] = told if known is None or told.order > known.order else known
+    boxes[buffer] = told if known is None or told.is_later_than(known) else known
     if len(boxes) > BOXES_MAX:
         del boxes[next(iter(boxes))]
 

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable, Iterator
 from itertools import pairwise
+from random import Random
 from typing import Any
 
 import msgspec
@@ -10,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.record_contract import HEARTBEAT_TYPE
+from gateway.record_contract import HEARTBEAT_TYPE, TIME_ERROR_UNKNOWN_US
 from spark.decode.record_types import SET_ASIDE_TYPE, STATE_TYPE
 from spark.finality.box_figures import BoxFigures, box_figures
 from spark.finality.gateway_rows import GatewayRow, Span
@@ -231,28 +232,44 @@ def test_a_state_becomes_columns_and_changes_nothing_else() -> None:
     states.take([state_event(3, 2, booted=8_000_000, image=None, update=None, uplink_s=None)], {})
     assert shown(states, "0011").uplink_since_us is None
     least = json.dumps({name: hostile.STATE[name] for name in ("version", "conditions")} | {"lane_number": 3}).encode()
-    states.take([state_event(4, 3)._replace(value=least)], {})
+    states.take([state_event(4, 3, booted=9_000_000)._replace(value=least)], {})
     assert shown(states, "0011").version == "0.1.0"
     assert shown(states, "0011").clock_synced is None
     assert all(stored_and_read(state) == state for state in states.gateways.values())
 
 
 @given(
-    st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3), st.sampled_from(["0011", "22" * 8])), max_size=12),
+    st.lists(st.tuples(st.sampled_from(["later", "start", "restore"]), st.booleans()), max_size=12),
+    st.randoms(use_true_random=False),
     st.integers(0, 12),
 )
-def test_the_newest_state_counts_in_whatever_order_states_come(told: list[tuple[int, int, str]], cut: int) -> None:
-    events = [
-        state_event(place, lane, booted=booted, buffer=buffer, version=f"{lane}.{booted}")
-        for place, (lane, booted, buffer) in enumerate(told)
+def test_the_newest_state_counts_in_whatever_order_states_come(
+    steps: list[tuple[str, bool]], rng: Random, cut: int
+) -> None:
+    # Where lanes begin again at a lower number, only times tell, so all clocks are known.
+    is_restored = any(step == "restore" for step, _ in steps)
+    events, boot, lane, is_known = [], 0, 10, True
+    for place, (step, has_clock) in enumerate(steps):
+        if step != "later":
+            boot, lane, is_known = boot + 1, 1 if step == "restore" else lane + 1, has_clock or is_restored
+        told = state_event(place, lane, booted=place, version=str(place))
+        edge = told.edge._replace(gateway_boot=f"boot-{boot}")
+        unknown = edge._replace(event_us=NOON_US - place, time_error_us=TIME_ERROR_UNKNOWN_US)
+        events.append(told._replace(edge=edge if is_known else unknown))
+    come = [
+        each._replace(order=event(50 + place, None).order) for place, each in enumerate(rng.sample(events, len(events)))
     ]
-    states = taken(event(20, body()), event(21, body(), "22" * 8))
-    for some in (events[:cut], events[cut:], events):
+    states = taken(event(20, body()))
+    for some in (come[:cut], come[cut:], come):
         states.take(some, {})
-    for buffer in ("0011", "22" * 8):
-        newest = max(((lane, booted) for lane, booted, its in told if its == buffer), default=None)
-        version = None if newest is None else "{}.{}".format(*newest)
-        assert shown(states, buffer).version == version
+    assert shown(states, "0011").version == (str(len(steps) - 1) if steps else None)
+
+
+def test_a_state_from_after_kafka_took_it_in_is_a_reject() -> None:
+    told = state_event(1, 1)
+    assert fault_of(told) is None
+    ahead = told._replace(edge=told.edge._replace(event_us=told.order[0] + 61_000_000))
+    assert "its ce_time, less its ce_timeerror" in str(fault_of(ahead))
 
 
 def test_states_of_swapped_cards_are_bounded() -> None:
