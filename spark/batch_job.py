@@ -31,6 +31,7 @@ from spark.engine.interpreted_queries import interpreted_if, is_small
 from spark.engine.warehouse_folder import folder_exists, note_place, remove_folder, was_copied
 from spark.finality.gateway_states import GatewayEvent
 from spark.finality.gateway_table import faults_in, with_faults
+from spark.finality.gateway_troubles import GatewayNow, gateways_now
 from spark.finality.loss_records import losses_schema
 from spark.finality.loss_table import append_losses, create_losses, losses_path
 from spark.ingest.batch_copies import NONE_FOUND, Copies, ToldApart
@@ -95,7 +96,8 @@ from spark.log.time_corrections import (
     take_corrections,
 )
 from spark.log.warehouse_version import Version, change_version, current_version, folder_of
-from spark.registry.topic_owners import read_owners
+from spark.registry.registry_table import registered_gateways
+from spark.registry.topic_owners import owners_of
 from spark.windows.window_changes import (
     CHANGES_PARTITION,
     COPY,
@@ -354,7 +356,9 @@ class BatchJob:
         return Verdicts(self.streams, self.owners, self._deletions)
 
     def _ask_registry(self) -> None:
-        self.owners = read_owners(self.spark, self.warehouse)
+        registered = registered_gateways(self.spark, self.warehouse)
+        self.owners = owners_of(registered)
+        self._registry = {(each.namespace, each.gateway): (each.site, each.retired_us) for each in registered}
         self._asked_s = time.monotonic()
 
     def take_judged(self, records: DataFrame, batch: BatchId) -> BatchCounts:
@@ -441,6 +445,10 @@ class BatchJob:
     def next_ordinal(self) -> int:
         """Ordinal of the next batch."""
         return self._log.last + 1
+
+    def gateways(self) -> list[GatewayNow]:
+        """Return how each gateway is, those that need somebody first. Not while a batch is taken."""
+        return gateways_now(self.state.gateways, self._registry)
 
     def save(self) -> None:
         """Write the state to its tables, which makes the next start quicker. Do nothing within an unfinished batch."""

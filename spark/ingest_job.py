@@ -15,6 +15,7 @@ from spark.batch_job import BatchCounts, BatchJob
 from spark.decode.codec_declarations import Streams
 from spark.engine.told_error import ToldError
 from spark.engine.warehouse_folder import MomentsError, folders_in, only_replay
+from spark.finality.gateway_troubles import GatewayNow
 from spark.ingest.checkpoint_place import Place, batch_end, place_of
 from spark.ingest.reading_starts import ReadingStart, append_start, first_start, start_after
 from spark.log.log_table import BatchId, CheckpointError
@@ -67,6 +68,8 @@ class BatchReport:
     """Seconds since Kafka took in the last record that was read. While there is a lag, of the topic furthest behind."""
     end_offsets: dict[str, dict[int, int]]
     """The next offset to be read, by topic and partition."""
+    gateways: Sequence[GatewayNow] = ()
+    """How each gateway is after the batch, those that need somebody first."""
 
     @property
     def lag(self) -> int | None:
@@ -86,6 +89,8 @@ class Begun:
     """For topics that are new to the tables: how many of their first records Kafka has deleted."""
     anew: str = ""
     """Why a new checkpoint had to begin where the tables end. Empty if none had to."""
+    gateways: Sequence[GatewayNow] = ()
+    """How each gateway is by the tables, those that need somebody first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,7 +218,8 @@ class _Query:
         self.choice = choice
         self.transactions = transactions
         self.stop = stop
-        self.finished: dict[int, BatchCounts] = {}
+        self.finished: dict[int, tuple[BatchCounts, Sequence[GatewayNow]]] = {}
+        """What each batch that was taken has to report."""
         self.goes_on = False
         """Whether at least two batches were taken."""
         self.trouble: Exception | None = None
@@ -252,7 +258,7 @@ class _Query:
             counts = self.job.take(records, batch, topic_ids, lambda: self._expect(topic_ids, end))
             self.goes_on, self._has_begun, self._place = self._has_begun, True, Place(end)
             self._newest_us = max(counts.newest_us.values(), default=None)
-            self.finished[number] = counts
+            self.finished[number] = counts, self.job.gateways()
         except (TopicTroubleError, TopicWatchError, QueryIdError, CheckpointError) as error:
             # Spark passes an error on as text only.
             self.trouble = error
@@ -322,7 +328,8 @@ def _begun(query: _Query, settings: IngestSettings, anew: str) -> tuple[ReadingS
     sources = 1 if source.backlog_topics is None else 2
     topics = state.topics()
     shortened = {topic: sum(found.earliest.values()) for topic, found in now.items() if topic not in topics}
-    begun = Begun(sorted(now), shortened={topic: count for topic, count in sorted(shortened.items()) if count})
+    first_gone = {topic: count for topic, count in sorted(shortened.items()) if count}
+    begun = Begun(sorted(now), shortened=first_gone, gateways=job.gateways())
     start = state.start
     if start is None:
         start = first_start(sources)
@@ -406,9 +413,9 @@ def _report_finished(running: StreamingQuery, query: _Query, listener: Listener)
     for progress in running.recentProgress:
         # While no records come, Spark reports the next batch; and a batch that was done before reads nothing.
         is_read = any(source.startOffset != source.endOffset for source in progress.sources)
-        counts = query.finished.pop(progress.batchId, None) if is_read else None
-        if counts is not None:
-            listener.report(_report_of(progress, counts))
+        finished = query.finished.pop(progress.batchId, None) if is_read else None
+        if finished is not None:
+            listener.report(_report_of(progress, *finished))
 
 
 def _report_held_back(query: _Query, listener: Listener, after_s: float) -> None:
@@ -418,13 +425,13 @@ def _report_held_back(query: _Query, listener: Listener, after_s: float) -> None
         listener.hold_back(held_back)
 
 
-def _report_of(progress: StreamingQueryProgress, counts: BatchCounts) -> BatchReport:
+def _report_of(progress: StreamingQueryProgress, counts: BatchCounts, gateways: Sequence[GatewayNow]) -> BatchReport:
     end_offsets, _ = progress_offsets(progress)
     left = lags(progress)
     is_behind = left is not None and any(left.values())
     ended = (min if is_behind else max)(counts.newest_us.values(), default=None)
     behind_s = None if ended is None else max(0.0, time.time() - ended / 1_000_000)
-    return BatchReport(progress.batchId, counts, left, behind_s, end_offsets)
+    return BatchReport(progress.batchId, counts, left, behind_s, end_offsets, gateways)
 
 
 def _report_rest(running: StreamingQuery, query: _Query, listener: Listener) -> None:

@@ -147,14 +147,14 @@ def gateways(warehouse: str, trouble: bool, asked: Asked, form: Form) -> None:  
 
 
 def _trouble(tables: "Tables", asked: Asked, form: Form) -> None:
-    from spark.desk.gateway_trouble import COLUMNS, OLD_US, heard_us, troubles  # noqa: PLC0415
+    from spark.finality.gateway_troubles import COLUMNS, OLD_US, heard_us, troubles  # noqa: PLC0415
 
     evidence = tables.evidence()
-    found = [each for each in troubles(evidence) if asked.site in {None, each.site}]
+    found = [each for each in troubles(evidence.states, evidence.registry) if asked.site in {None, each.site}]
     shown = ", ".join("make_timestamp(heard_us) AS heard_time" if name == "heard_us" else name for name in COLUMNS)
     rows = tables.source.db.sql(f"SELECT {shown} FROM ({tables.source.values(COLUMNS, found)})")
     print_relation(tables.source.db, rows, form, TROUBLE, spare=("namespace", "site", "heard_time", "means"))
-    newest_us = heard_us(evidence)
+    newest_us = heard_us(evidence.states)
     is_old = newest_us is None or time.time() * 1e6 - newest_us > OLD_US
     if newest_us is None:
         beside("no gateway was heard yet")

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from pyspark.sql import DataFrame, SparkSession
 
-from spark.finality.gateway_states import GatewayEvent
+from spark.finality.gateway_states import GatewayEvent, GatewayStates
 from spark.finality.gateway_table import GatewayTable, events_in
 from spark.ingest.census import Census, take_census
 from spark.ingest.reading_starts import ReadingStart, read_starts
@@ -63,6 +63,11 @@ class JobState:
     def saved(self) -> int:
         """The ordinal of the last batch that all tables have."""
         return min(self._seen.saved, self._topics.saved, self._gateways.saved)
+
+    @property
+    def gateways(self) -> GatewayStates:
+        """The states of all gateways."""
+        return self._gateways.gateways
 
     @property
     def start(self) -> ReadingStart | None:

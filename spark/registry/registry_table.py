@@ -6,7 +6,7 @@ writes these tables: a registry may be loaded while `ingest` runs.
 
 from collections.abc import Iterable
 from dataclasses import asdict
-from typing import Any
+from typing import Any, NamedTuple
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - its customary name
@@ -105,6 +105,31 @@ def open_calibrations(spark: SparkSession, warehouse: str) -> DataFrame:
 def open_gateway_registry(spark: SparkSession, warehouse: str) -> DataFrame:
     """Return the registered gateways, as `open_devices` returns the devices."""
     return _opened(spark, warehouse, GATEWAYS)
+
+
+class RegisteredGateway(NamedTuple):
+    """A gateway in the registry."""
+
+    namespace: str
+    gateway: str
+    site: str | None
+    retired_us: int | None
+    """When it was retired, in microseconds since 1970."""
+    topics: tuple[str, ...]
+    """Topics that are its own."""
+
+
+def registered_gateways(spark: SparkSession, warehouse: str) -> list[RegisteredGateway]:
+    """Return the gateways of the warehouse's present registry."""
+    if not has_registry(spark, warehouse):
+        return []
+    retired_us = F.unix_micros("retired_from").alias("retired_us")
+    rows = (
+        open_gateway_registry(spark, warehouse).select("namespace", "gateway", "site", retired_us, "topics").collect()
+    )
+    return [
+        RegisteredGateway(row.namespace, row.gateway, row.site, row.retired_us, tuple(row.topics or ())) for row in rows
+    ]
 
 
 def retired_gateways(gateway_registry: DataFrame) -> DataFrame:

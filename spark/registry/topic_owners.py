@@ -1,16 +1,13 @@
-"""Reads from the registry which gateways have topics of their own: see `topic_speakers`."""
+"""Finds in the registry which gateways have topics of their own: see `topic_speakers`."""
 
-from pyspark.sql import SparkSession
-from pyspark.sql import functions as F  # noqa: N812 - its customary name
+from collections.abc import Iterable
 
 from spark.decode.topic_speakers import TopicOwners
-from spark.registry.registry_table import has_registry, open_gateway_registry
+from spark.registry.registry_table import RegisteredGateway
 
 
-def read_owners(spark: SparkSession, warehouse: str) -> TopicOwners:
-    """Read the owners from the warehouse's present registry."""
-    if not has_registry(spark, warehouse):
-        return TopicOwners()
-    registered = open_gateway_registry(spark, warehouse)
-    rows = registered.where(F.size("topics") > 0).select("namespace", "gateway", "topics").collect()
-    return TopicOwners(tuple(sorted((f"/{row.namespace}/{row.gateway}", tuple(row.topics)) for row in rows)))
+def owners_of(registered: Iterable[RegisteredGateway]) -> TopicOwners:
+    """Return the owners among these gateways."""
+    return TopicOwners(
+        tuple(sorted((f"/{each.namespace}/{each.gateway}", each.topics) for each in registered if each.topics))
+    )

@@ -2,12 +2,16 @@
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter as Counts
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from threading import Lock
 from typing import Any, Final
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, generate_latest
+from prometheus_client.core import GaugeMetricFamily
 
+from gateway.condition_codes import CODES
+from spark.finality.gateway_troubles import IN_TROUBLE, UNHEARD, WELL, GatewayNow
 from spark.ingest_job import BatchReport, Begun, Listener
 from spark.source.open_transactions import OpenTransaction
 
@@ -16,7 +20,12 @@ STUCK_S: Final = 1_800.0
 TOPICS_MAX: Final = 200
 """Topics with figures of their own. Each has two, and whoever may create topics could fill Prometheus."""
 OTHERS: Final = "(others)"
-"""Label of the topics beyond TOPICS_MAX, together. Kafka allows no such name."""
+"""Label of the topics beyond TOPICS_MAX, together, which Kafka allows no topic. Label of codes that are not known."""
+GATEWAYS_MAX: Final = 1_000
+"""Gateways with figures of their own, those in trouble first. All of them are counted by level."""
+GATEWAY_LABELS: Final = ("namespace", "gateway", "site")
+_KNOWN: Final = {UNHEARD, *CODES}
+"""Codes that are labels. A gateway of another make could fill Prometheus with codes of its own."""
 BATCH_BUCKETS_S: Final = (0.5, 1, 2, 5, 10, 20, 30, 60, 120, 300, 600, STUCK_S)
 
 _COUNTERS: Final = {
@@ -62,6 +71,8 @@ class JobFigures:
         )
         self._left_out = self._gauge("left_out_topics", "Topics that gateways write to and that are not read.")
         self._held_back = self._gauge("held_back_records", "Records behind long-open transactions.")
+        self._gateways: Sequence[GatewayNow] = ()
+        registry.register(_Gateways(lambda: self._gateways))
         # A scrape sees a batch's figures whole.
         self._writing = Lock()
         self._labels: set[str] = set()
@@ -98,6 +109,7 @@ class JobFigures:
         def ready(begun: Begun) -> None:
             self._is_ready = True
             self._ready.set(1)
+            self._gateways = begun.gateways
             self._step()
             told.ready(begun)
 
@@ -140,6 +152,7 @@ class JobFigures:
             self._lag.clear()
             for label, records in lags.items():
                 self._lag.labels(label).set(records)
+        self._gateways = batch.gateways
         self._last = batch
         self._step()
         self._commit_s = self._progress_s
@@ -157,3 +170,37 @@ class JobFigures:
 
     def _gauge(self, name: str, words: str, *labels: str) -> Gauge:
         return Gauge(f"sluice_ingest_{name}", words, labels, registry=self._registry)
+
+
+class _Gateways:
+    """Figures of gateways, made when somebody asks: they are many, and batches come more often than questions."""
+
+    def __init__(self, now: Callable[[], Sequence[GatewayNow]]) -> None:
+        self._now = now
+
+    def collect(self) -> Iterator[GaugeMetricFamily]:
+        """Return the figures. The registry calls it."""
+        gateways = self._now()
+        levels = _family("gateways", "Gateways by what is worst about them.", "level")
+        counts = Counts(gateway.level for gateway in gateways)
+        for level in (*IN_TROUBLE, WELL):
+            levels.add_metric([level], counts[level])
+        heard = _family(
+            "gateway_heard_timestamp_seconds", "When Kafka had the gateway's newest heartbeat.", *GATEWAY_LABELS
+        )
+        depth = _family("gateway_depth_rows", "Rows that waited in the gateway's buffer.", *GATEWAY_LABELS)
+        condition = _family("gateway_condition", "1 while the gateway has it.", *GATEWAY_LABELS, "level", "code")
+        for gateway in gateways[:GATEWAYS_MAX]:
+            labels = [gateway.namespace, gateway.gateway, gateway.site or ""]
+            if gateway.heard_us is not None:
+                heard.add_metric(labels, gateway.heard_us / 1e6)
+            if gateway.depth_rows is not None:
+                depth.add_metric(labels, gateway.depth_rows)
+            codes = {(each.level, each.code if each.code in _KNOWN else OTHERS) for each in gateway.troubles}
+            for code in sorted(codes):
+                condition.add_metric([*labels, *code], 1)
+        yield from (levels, heard, depth, condition)
+
+
+def _family(name: str, words: str, *labels: str) -> GaugeMetricFamily:
+    return GaugeMetricFamily(f"sluice_ingest_{name}", words, labels=labels)

@@ -1,9 +1,11 @@
 """The files of docs/monitoring in a real Prometheus: every query finds figures, and every alert its cause."""
 
+import dataclasses
 import json
 import re
 import subprocess
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -14,11 +16,11 @@ from msgspec.structs import replace
 
 from gateway.clock.report import ClockView
 from gateway.page.metrics import DeviceFigures, text
-from spark.ingest_job import Begun, Listener
+from spark.ingest_job import BatchReport, Begun, Listener
 from spark.service.job_figures import JobFigures
 from spark.service.monitor_page import monitor_page
 from tests.gateway.health.test_conditions import FOUND, WELL
-from tests.support.job_reports import batch
+from tests.support.job_reports import batch, gateway
 from tests.support.prometheus import MISSING, Prometheus, at_once, prometheus
 from tests.support.waiting import wait_until
 
@@ -39,8 +41,11 @@ class Case(NamedTuple):
     """Values of each figure, minute by minute, as promtool writes them."""
     quiet_min: int
     fires_min: int
+    labels: Mapping[str, str] = {}
+    """Labels of the figures beside job and instance."""
 
 
+OF_ONE = {"gateway": "gw-1", "level": "bad"}
 CASES = [
     Case("SluiceIngestDown", {"up": "1x5 0x10"}, 7, 8),
     Case("SluiceIngestStarting", {"sluice_ingest_ready": "0x40"}, 29, 30),
@@ -63,6 +68,19 @@ CASES = [
     Case("SluiceTopicsLeftOut", {"sluice_ingest_left_out_topics": "0x5 2x20"}, 15, 16),
     Case("SluiceRecordsHeldBack", {"sluice_ingest_held_back_records": "0x5 2x20"}, 15, 16),
     Case("SluiceIngestWarns", {"sluice_ingest_warnings_total": "0x5 1x20"}, 5, 6),
+    Case("SluiceNoGatewayHeard", {"sluice_ingest_gateway_heard_timestamp_seconds": "0+60x5 300x20"}, 15, 16),
+    Case(
+        "SluiceGatewayUnheard", {"sluice_ingest_gateway_condition": "1x20"}, 4, 5, {**OF_ONE, "code": "gateway-unheard"}
+    ),
+    Case("SluiceGatewayBad", {"sluice_ingest_gateway_condition": "1x20"}, 4, 5, {**OF_ONE, "code": "buffer-full"}),
+    Case(
+        "SluiceGatewayWarns",
+        {"sluice_ingest_gateway_condition": "1x90"},
+        59,
+        60,
+        {"gateway": "gw-1", "level": "warn", "code": "device-silent"},
+    ),
+    Case("SluiceGatewayBacklogGrows", {"sluice_ingest_gateway_depth_rows": "9e3x5 2e4+100x60"}, 35, 36),
     Case("SluiceGatewayDown", {"up": "1x5 0x20"}, 10, 11),
     Case("SluiceUplinkDown", {"sluice_uplink_up": "1x5 0x20"}, 20, 21),
     Case("SluiceBufferFilling", {"sluice_uplink_up": "0x20", "sluice_buffer_full_in_seconds": "9e4x5 8e4x20"}, 10, 11),
@@ -80,6 +98,7 @@ class Pages(NamedTuple):
 
     ports: dict[str, int]
     served: ExitStack
+    job: Listener
 
 
 def gateway_text() -> bytes:
@@ -91,18 +110,24 @@ def gateway_text() -> bytes:
 
 @pytest.fixture
 def pages() -> Iterator[Pages]:
-    """Those of a job that has read one batch, and of a gateway."""
+    """Those of a job that has read one batch, after which a gateway is in trouble, and of a gateway."""
     job = JobFigures()
     listener = job.beside(Listener())
     listener.ready(Begun(["device-a"]))
-    listener.report(batch({"device-a": 0}, rows=10))
+    listener.report(batch_with("buffer-full"))
     with ExitStack() as served:
         ports = {
             "sluice-ingest": served.enter_context(monitor_page("127.0.0.1", 0, job.text, job.health)),
             "sluice-gateway": served.enter_context(monitor_page("127.0.0.1", 0, gateway_text, job.health)),
         }
         assert set(re.findall(r"job_name: (\S+)", (FILES / "prometheus.yml").read_text())) == set(ports)
-        yield Pages(ports, served)
+        yield Pages(ports, served, listener)
+
+
+def batch_with(*codes: str) -> BatchReport:
+    """A batch after which a gateway, which was heard just now, has these conditions."""
+    now = gateway("gw-1", *codes, heard_us=int(time.time() * 1e6))
+    return dataclasses.replace(batch({"device-a": 0}, rows=10), gateways=(now,))
 
 
 def queries() -> list[str]:
@@ -133,6 +158,7 @@ def test_no_alert_fires_until_the_job_and_the_gateway_are_gone(pages: Pages, tmp
     with prometheus(tmp_path / "prometheus", pages.ports, at_once(ALERTS)) as server:
         asked = set(re.findall(r"\b(?:sluice|process)_\w+", "".join(re.findall(r"expr: .*", ALERTS))))
         wait_until(lambda: asked <= server.names(), words=lambda: str(asked - server.names()))
+        pages.job.report(batch_with())
         # Until its first scrapes, Prometheus knows of no job.
         wait_until(lambda: server.is_judged() and not server.alerts(), words=lambda: str(server.alerts()))
         pages.served.close()
@@ -161,7 +187,7 @@ def test_each_alert_fires_once_its_cause_has_lasted(tmp_path: Path) -> None:
 def promtool_case(case: Case) -> dict[str, object]:
     """A case as promtool takes it."""
     group = ALERTS[: ALERTS.index(f"alert: {case.alert}\n")].rpartition("- name: ")[2].partition("\n")[0]
-    labels = {"job": group, "instance": "there:1"}
+    labels = {"job": group, "instance": "there:1", **case.labels}
     severity = re.findall(rf"alert: {case.alert}\n(?:.*\n)*?.*severity: (\w+)", ALERTS)[0]
     among = ", ".join(f'{name}="{value}"' for name, value in labels.items())
     return {

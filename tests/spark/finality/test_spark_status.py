@@ -25,6 +25,8 @@ from spark.log.device_parts import read_device_parts
 from spark.log.log_table import BatchId, open_log
 from spark.log.readings_view import open_readings
 from spark.log.warehouse_version import folder_of
+from spark.registry.registry import Gateway, Registry
+from spark.registry.registry_table import load_registry
 from spark.source.topic_changes import GoingOn, Loss, TopicNow, TopicRead
 from spark.upkeep.device_deletion import delete_device
 from spark.upkeep.quarantine_retry import RetryCounts, retry
@@ -335,6 +337,13 @@ def test_a_heartbeat_counts_once_all_that_it_speaks_of_was_read(spark: SparkSess
     assert expect_same_answers(spark, warehouse, (), ("gateways",)) > 0
     shown = CliRunner().invoke(main, ["gateways", "--warehouse", warehouse])
     assert "2026-03-14T12:02:20Z" in shown.output
+    # The job's own figures, at once and after a start.
+    for known in (job, BatchJob(spark, warehouse)):
+        (now,) = known.gateways()
+        assert (now.gateway, now.site, now.level, now.depth_rows) == ("gw-1", None, "warn", 0)
+        assert [each.code for each in now.troubles] == ["device-silent"]
+    load_registry(spark, warehouse, Registry(gateways=(Gateway("plant", "gw-1", "north", NOON),)))
+    assert BatchJob(spark, warehouse).gateways() == []
 
 
 @pytest.mark.long(seconds=35)

@@ -1,14 +1,15 @@
 """The figures of the ingest job: what batches add to them, and what `/health` says."""
 
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from spark.ingest_job import Begun, Listener
-from spark.service.job_figures import OTHERS, STUCK_S, TOPICS_MAX, JobFigures
-from tests.support.job_reports import batch
+from spark.service.job_figures import GATEWAYS_MAX, OTHERS, STUCK_S, TOPICS_MAX, JobFigures
+from tests.support.job_reports import NEWEST_US, batch, gateway
 from tests.support.prometheus import MISSING
 
 
@@ -100,9 +101,52 @@ def test_topics_beyond_the_bound_share_a_label() -> None:
     assert lags[OTHERS] == 50
 
 
+def samples(figures: JobFigures, name: str) -> dict[tuple[str, ...], float]:
+    """Samples of a figure of gateways, by gateway, level and code."""
+    return {
+        tuple(sample.labels[label] for label in ("gateway", "level", "code") if label in sample.labels): sample.value
+        for family in text_string_to_metric_families(figures.text().decode())
+        for sample in family.samples
+        if sample.name == f"sluice_ingest_{name}"
+    }
+
+
+def test_each_gateway_has_figures_before_the_first_batch_and_after_each() -> None:
+    figures = JobFigures()
+    assert samples(figures, "gateways") == {("bad",): 0, ("warn",): 0, ("well",): 0}
+    listener = figures.beside(Listener())
+    full, worn, well = (
+        gateway("full", "buffer-full", "unheard-of"),
+        gateway("worn", "card-wears-out", level="warn"),
+        gateway("well"),
+    )
+    listener.ready(Begun([], gateways=(full, worn, well)))
+    assert samples(figures, "gateways") == {("bad",): 1, ("warn",): 1, ("well",): 1}
+    # A code of another make's gateway is no label.
+    assert samples(figures, "gateway_condition") == {
+        ("full", "bad", "(others)"): 1,
+        ("full", "bad", "buffer-full"): 1,
+        ("worn", "warn", "card-wears-out"): 1,
+    }
+    assert samples(figures, "gateway_heard_timestamp_seconds")["well",] == NEWEST_US / 1e6
+    listener.report(replace(batch({}), gateways=(gateway("worn", depth_rows=7),)))
+    assert samples(figures, "gateway_depth_rows") == {("worn",): 7}
+    assert samples(figures, "gateway_condition") == {}
+
+
+def test_of_ten_thousand_gateways_the_worst_have_figures_and_all_are_counted() -> None:
+    figures = JobFigures()
+    many = tuple(gateway(f"gw-{number:05}", *(("buffer-full",) if number < 20 else ())) for number in range(10_000))
+    figures.beside(Listener()).report(replace(batch({}), gateways=many))
+    assert samples(figures, "gateways") == {("bad",): 20, ("warn",): 0, ("well",): 9_980}
+    heard = samples(figures, "gateway_heard_timestamp_seconds")
+    assert len(heard) == GATEWAYS_MAX
+    assert len(samples(figures, "gateway_condition")) == 20
+
+
 @pytest.mark.skipif(MISSING is not None, reason=MISSING or "")
 def test_promtool_finds_nothing_to_correct_in_the_figures() -> None:
     figures = JobFigures()
-    figures.beside(Listener()).report(batch({"device-a": 3}))
+    figures.beside(Listener()).report(replace(batch({"device-a": 3}), gateways=(gateway("full", "buffer-full"),)))
     told = subprocess.run(["promtool", "check", "metrics"], input=figures.text(), capture_output=True, check=False)
     assert (told.returncode, told.stderr) == (0, b"")

@@ -12,10 +12,10 @@ from gateway.condition_codes import CODES
 from gateway.record_contract import HEARTBEAT_TYPE
 from spark.cli import main
 from spark.decode.record_types import STATE_TYPE
-from spark.desk import gateway_trouble, tables
+from spark.desk import tables
 from spark.desk.asked import microseconds
-from spark.desk.gateway_trouble import UNHEARD, Trouble, troubles
 from spark.finality.gateway_states import GatewayEvent, GatewayStates
+from spark.finality.gateway_troubles import OLD_US, UNHEARD, Trouble, troubles
 from spark.log.edges import Edge
 from tests.support import hostile
 from tests.support.plain_warehouse import NOON, PlainWarehouse
@@ -52,7 +52,8 @@ class Site:
         self.warehouse.note("gateway_states", row)
 
     def troubles(self) -> list[Trouble]:
-        return troubles(tables.open(str(self.warehouse.path)).evidence())
+        evidence = tables.open(str(self.warehouse.path)).evidence()
+        return troubles(evidence.states, evidence.registry)
 
     def asked(self, *options: str) -> Result:
         return CliRunner().invoke(main, ["gateways", "--trouble", "--warehouse", str(self.warehouse.path), *options])
@@ -115,7 +116,7 @@ def test_the_command_ends_with_1_if_somebody_is_needed(site: Site, monkeypatch: 
 
 def test_tables_that_end_long_ago_are_a_finding_of_their_own(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     site.gateway("well")
-    old_s = (NOON_US + gateway_trouble.OLD_US) / 1e6 + 1
+    old_s = (NOON_US + OLD_US) / 1e6 + 1
     monkeypatch.setattr("spark.commands.table_commands.time.time", lambda: old_s)
     ended = site.asked()
     assert ended.exit_code == 1
