@@ -31,6 +31,8 @@ LIMIT = 20
 """Most rows that are printed, unless --limit says other."""
 SUFFIXES = (".csv", ".parquet")
 """Endings of files that an answer can be written to."""
+PAGE_SUFFIXES = (".html", ".htm")
+"""Endings of pages."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from spark.commands.answers import Form, beside, replaced
+from spark.commands.answers import PAGE_SUFFIXES, Form, beside, replaced
 from spark.commands.asked_options import limited
 from spark.commands.cli_options import warehouse_option
 from spark.commands.desk_session import asking, explain_nothing
@@ -15,8 +15,6 @@ from spark.desk.row_text import csv_lines, time_text
 
 if TYPE_CHECKING:
     from spark.desk.report_figures import Report
-
-PAGE_SUFFIXES = (".html", ".htm")
 
 
 @click.command(short_help="A page to print on a site or a device, with its numbers beside it.")

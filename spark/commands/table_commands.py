@@ -2,13 +2,14 @@
 
 import sys
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from gateway.host.terminal import say
 from gateway.host.terminal_text import counted
-from spark.commands.answers import Form, beside, print_frame, print_relation
+from spark.commands.answers import PAGE_SUFFIXES, Form, beside, print_frame, print_relation, replaced
 from spark.commands.asked_options import asks
 from spark.commands.cli_options import FINDING, streams_option, warehouse_option
 from spark.commands.command_session import session
@@ -125,13 +126,24 @@ def losses(warehouse: str, asked: Asked, form: Form) -> None:
 @click.command(short_help="How far each gateway has delivered.")
 @warehouse_option
 @click.option("--trouble", is_flag=True, help="Show who needs somebody, worst first. Exit with 1 if any does.")
+@click.option(
+    "--html",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE",
+    help="Write one page on all gateways to this file, which ends in .html.",
+)
 @asks("site")
-def gateways(warehouse: str, trouble: bool, asked: Asked, form: Form) -> None:  # noqa: FBT001 - click passes it by name
+def gateways(warehouse: str, trouble: bool, html: Path | None, asked: Asked, form: Form) -> None:  # noqa: FBT001
     """Show up to when each gateway has delivered and what it still holds, by its last heartbeat that counts.
 
     With --trouble, show gateways that were not heard for three heartbeats, and what others last told that is not well.
+    With --html, write a page that needs nothing else: who needs somebody, a map of sites, and each gateway's last days.
     """
     with asking(warehouse) as tables:
+        if html is not None:
+            _write_page(tables, asked, form, html)
+            if not trouble:
+                return
         if trouble:
             _trouble(tables, asked, form)
             return
@@ -144,6 +156,17 @@ def gateways(warehouse: str, trouble: bool, asked: Asked, form: Form) -> None:  
         spare = ("buffer", "namespace", "site", "waiting", "retired_from_time", "oldest_age_s")
         if not print_relation(tables.source.db, found, form, columns, spare=spare):
             explain_nothing(tables, asked, form, None, lambda limits: tables.select("gateways", limits))
+
+
+def _write_page(tables: "Tables", asked: Asked, form: Form, file: Path) -> None:
+    from spark.page.gateways import fleet, page, verdict  # noqa: PLC0415 - as `asking` says
+
+    if file.suffix.lower() not in PAGE_SUFFIXES:
+        raise click.BadParameter(f"{file} does not end in .html", param_hint="--html")
+    found = fleet(tables, asked.site)
+    with replaced(file) as part:
+        part.write_text(page(found, form.zone), encoding="utf-8")
+    beside(f"{verdict(found)}: {file}")
 
 
 def _trouble(tables: "Tables", asked: Asked, form: Form) -> None:

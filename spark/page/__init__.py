@@ -1,1 +1,1 @@
-"""The analyst's page: a server on this machine for a browser, Grafana and scripts."""
+"""The pages in a browser: a server on this machine for curves, Grafana and scripts, and the page of all gateways."""

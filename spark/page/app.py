@@ -22,6 +22,7 @@ from spark.desk.explain import NoWindowError, SeveralSeriesError
 from spark.desk.kept_tables import KeptTables, KeptWarehouse
 from spark.desk.nothing import UnknownNameError
 from spark.engine.told_error import ToldError
+from spark.page import gateways
 from spark.page.access import HEADERS, cookie_name, has_token, is_our_host
 from spark.page.answers import KINDS, VIEWS, rows_of
 from spark.page.asking import Asking, GoneError
@@ -112,9 +113,17 @@ def application(warehouse: KeptWarehouse, port: int, token: str) -> ASGIApp:
 
         return endpoint
 
+    async def gateways_page(request: Request) -> Response:
+        asked = _asked(request)
+        made = await asking.ask(
+            request, lambda tables: gateways.page(gateways.fleet(tables, asked.asked.site), asked.zone)
+        )
+        return Response(made, media_type=PAGE_KIND, headers={"content-security-policy": gateways.policy()})
+
     app = Starlette(
         routes=[
             Route("/", _page),
+            Route("/gateways.html", gateways_page),
             Route("/curve.json", told(curve)),
             Route("/choices.json", told(choices)),
             Route("/explain.json", told(explained)),

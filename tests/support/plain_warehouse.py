@@ -13,6 +13,7 @@ from spark.decode.codec_declarations import NO_STREAMS, Streams
 from spark.desk import tables
 from spark.desk.asked import microseconds
 from spark.desk.delta_source import Source
+from spark.desk.evidence import REGISTRY_ALSO
 from spark.log.verdicts import DELETED, IMPLAUSIBLE_DATE
 from spark.windows.window_sizes import WINDOW_PROPERTY
 
@@ -181,7 +182,7 @@ class PlainWarehouse:
             self.folder / "log", LOG, [{**each, "ordinal": self.ordinal, "batch": self.ordinal} for each in rows]
         )
         for each in rows:
-            if each["time_error_us"] != TIME_ERROR_UNKNOWN_US:
+            if each["ce_type"] == READING_TYPE and each["time_error_us"] != TIME_ERROR_UNKNOWN_US:
                 stream = str(each["device"]), str(each["stream"])
                 us = microseconds(each["event_time"])  # type: ignore[arg-type]
                 self._heard[stream] = max(us, self._heard.get(stream, us))
@@ -251,6 +252,14 @@ class PlainWarehouse:
         self.ordinal += 1
         told = {"namespace": "plant", "gateway": "gw-1", "state": msgspec.json.encode(state), "ordinal": self.ordinal}
         self.note("gateway_states", told)
+
+    def register(self, *gateways: Mapping[str, object]) -> None:
+        """Put gateways into the registry."""
+        self._append(
+            self.path / "gateway_registry",
+            {**REGISTRY_ALSO, "retired_from": "TIMESTAMPTZ"},
+            [{**dict.fromkeys(REGISTRY_ALSO), "namespace": "plant", **each} for each in gateways],
+        )
 
     def delete(self, device: str, *, is_done: bool = True) -> None:
         """Note a device's deletion and, if it is done, empty its records."""

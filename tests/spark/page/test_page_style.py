@@ -9,6 +9,7 @@ from tests.support.contrast import ENHANCED, GRAPHICS, contrast, palettes
 
 PAGE = files("spark").joinpath("page")
 STYLE = PAGE.joinpath("desk.css").read_text()
+STYLE_OF_GATEWAYS = PAGE.joinpath("gateways.css").read_text()
 LIGHT, DARK = palettes(STYLE.partition("@media print")[0])
 PRINT = palettes(STYLE[STYLE.index("@media print") :] + "prefers-color-scheme: dark")[0]
 GATEWAYS = palettes(files("gateway").joinpath("page", "style.css").read_text())
@@ -20,7 +21,7 @@ GATEWAYS = palettes(files("gateway").joinpath("page", "style.css").read_text())
     [
         *(("ink", "ground"), ("ink", "card"), ("quiet", "card"), ("quiet", "ground"), ("accent", "card")),
         *(("well", "well-ground"), ("warn", "warn-ground"), ("bad", "bad-ground"), ("ink", "warn-ground")),
-        *(("ink", "note-ground"), ("ink", "well-ground"), ("ink", "bad-ground")),
+        *(("ink", "note-ground"), ("ink", "well-ground"), ("ink", "bad-ground"), ("bad", "card")),
     ],
 )
 def test_text_stands_out(colours: dict[str, str], text: str, ground: str) -> None:
@@ -42,7 +43,10 @@ def test_both_pages_have_one_palette(place: int) -> None:
     assert {name: ours[name] for name in shared} == {name: theirs[name] for name in shared}
 
 
-@pytest.mark.parametrize("name", ["index.html", "desk.js", "desk.css", "uplot/uplot.js", "uplot/uplot.css"])
+@pytest.mark.parametrize(
+    "name",
+    ["index.html", "desk.js", "desk.css", "gateways.js", "gateways.css", "uplot/uplot.js", "uplot/uplot.css"],
+)
 def test_nothing_is_fetched_from_anybody_else(name: str) -> None:
     text = PAGE.joinpath(name).read_text().removeprefix("/*! https://github.com/leeoniya/uPlot (v1.6.32) */")
     addresses = set(re.findall(r"(?:https?:)?//[a-z][\w.-]+\.[^\s\"'<>]*", text))
@@ -57,5 +61,5 @@ def test_uplot_comes_with_its_licence() -> None:
 
 
 def test_no_colour_stands_beside_the_palette() -> None:
-    rules = STYLE[STYLE.index("* { box-sizing") :]
+    rules = STYLE[STYLE.index("* { box-sizing") :] + STYLE_OF_GATEWAYS
     assert not re.search(r"#[0-9a-f]{3,8}\b(?![-\w])(?=\s*[;}])", rules)

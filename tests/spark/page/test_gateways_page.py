@@ -1,0 +1,196 @@
+"""The page of two hundred gateways, one of each trouble: on a desktop, on a phone and on paper, and by keyboard alone.
+
+What it looks like is left in `build/page/`, to be looked at.
+"""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from playwright.sync_api import Browser, Page, expect
+
+from spark.cli import main
+from spark.desk import tables
+from spark.page.gateways import CHANGES_MAX, FIRST_MAX, GATEWAYS_MAX, fleet, page
+from tests.support import gateway_fleet
+from tests.support.desk_server import desk
+from tests.support.gateway_fleet import COUNT, EACH, NOTES, ODD, RETIRED
+from tests.support.page_weight import CHROMIUM, browser
+from tests.support.plain_warehouse import PlainWarehouse
+from tests.support.waiting import patience
+
+in_a_browser = pytest.mark.skipif(not CHROMIUM.exists(), reason=f"there is no {CHROMIUM}: apt-get install chromium")
+PICTURES = Path("build/page")
+A4_PX = 718
+NEEDING = len(EACH) - len(NOTES)
+
+
+@pytest.fixture(scope="module")
+def warehouse(tmp_path_factory: pytest.TempPathFactory) -> PlainWarehouse:
+    return gateway_fleet.made(tmp_path_factory.mktemp("fleet") / "warehouse")
+
+
+@pytest.fixture(scope="module")
+def written(warehouse: PlainWarehouse, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The file that the command writes."""
+    file = tmp_path_factory.mktemp("page") / "fleet.html"
+    ended = CliRunner().invoke(main, ["gateways", "--warehouse", str(warehouse.path), "--html", str(file)])
+    assert ended.exit_code == 0, ended.output
+    assert f"{NEEDING} of 200 gateways need somebody: {file}" in ended.output
+    return file
+
+
+@pytest.fixture(scope="module")
+def chromium() -> Iterator[Browser]:
+    with browser() as found:
+        yield found
+
+
+@pytest.fixture
+def opened(chromium: Browser, written: Path) -> Iterator[Page]:
+    """The file in a browser, which fails the test on any error, and on anything that the page asks of anybody."""
+    context = chromium.new_context(viewport={"width": 1280, "height": 800}, color_scheme="light")
+    context.set_default_timeout(patience(20) * 1_000)
+    found = context.new_page()
+    expect.set_options(timeout=patience(20) * 1_000)
+    troubles: list[str] = []
+    found.on("pageerror", lambda error: troubles.append(str(error)))
+    found.on("request", lambda request: None if request.url.startswith("file:") else troubles.append(request.url))
+    try:
+        found.goto(written.as_uri())
+        yield found
+        assert not troubles
+    finally:
+        context.close()
+
+
+def test_every_gateway_is_there_once_and_the_worst_is_first(written: Path) -> None:
+    text = written.read_text("utf-8")
+    assert len(re.findall(r'<details class="gateway"', text)) == COUNT
+    assert len(re.findall(r'<a href="#g\d+" title=', text)) == COUNT
+    for code in EACH:
+        assert f'<span class="quiet">{code}</span>' in text
+    assert re.findall(r'<span class="name">([^ ]+)', text)[0] == "gw-000"
+    assert RETIRED not in text
+    # Names are others' words.
+    assert "<b>odd" not in text
+    assert "&lt;b&gt;odd" in text
+    assert "\u202e" not in text
+
+
+def test_a_gateways_history_has_its_changes(warehouse: PlainWarehouse) -> None:
+    found = fleet(tables.open(warehouse.path))
+    by_name = {each.now.gateway: each for each in found.gateways}
+    full = by_name[f"gw-{EACH.index('buffer-full'):03}"].history
+    assert (full[-1].level, full[-1].conditions) == ("bad", ("buffer-full",))
+    assert full[-1].from_us == gateway_fleet.NOON_US - 8 * gateway_fleet.HOUR_US
+    # Each of them was without Kafka for five hours, and then well again.
+    assert [then.level for then in by_name[ODD].history if then.conditions == ("kafka-unreached",)] == ["warn"]
+    assert all(len(each.history) <= CHANGES_MAX for each in found.gateways)
+
+
+def test_a_page_of_one_site_has_its_gateways_only(warehouse: PlainWarehouse) -> None:
+    found = fleet(tables.open(warehouse.path), "Jena")
+    assert {each.now.site for each in found.gateways} == {"Jena"}
+    assert page(found).count('<details class="gateway"') == len(found.gateways)
+
+
+def test_more_gateways_than_a_browser_takes_are_counted(warehouse: PlainWarehouse) -> None:
+    found = fleet(tables.open(warehouse.path))
+    many = type(found)(found.warehouse, found.newest_us, [*found.gateways] * 11)
+    text = page(many)
+    assert text.count('<details class="gateway"') == GATEWAYS_MAX
+    assert "200 more gateways" in text
+
+
+@in_a_browser
+def test_it_fits_a_desktop_a_phone_and_paper(opened: Page) -> None:
+    PICTURES.mkdir(parents=True, exist_ok=True)
+    expect(opened.locator("#headline")).to_contain_text(f"{NEEDING} of 200 gateways need somebody.")
+    expect(opened.locator("#first li:visible")).to_have_count(FIRST_MAX)
+    for name, width, media, scheme in (
+        ("desktop", 1280, "screen", "light"),
+        ("dark", 1280, "screen", "dark"),
+        ("phone", 390, "screen", "light"),
+        ("print", A4_PX, "print", "light"),
+    ):
+        opened.emulate_media(media=media, color_scheme=scheme)  # type: ignore[arg-type]
+        opened.set_viewport_size({"width": width, "height": 844})
+        assert opened.evaluate("document.documentElement.scrollWidth <= innerWidth"), name
+        opened.screenshot(path=PICTURES / f"gateways-{name}.png", full_page=True)
+        if media == "print":
+            expect(opened.locator("#ask")).to_be_hidden()
+            expect(opened.locator("details.gateway").last).to_be_visible()
+            expect(opened.locator("#first li:visible")).to_have_count(FIRST_MAX)
+            opened.pdf(path=PICTURES / "gateways.pdf", prefer_css_page_size=True, print_background=True)
+            # What each of them needs is on paper.
+            expect(opened.locator("#first li:visible")).to_have_count(NEEDING)
+
+
+@in_a_browser
+def test_filters_leave_what_is_asked_for(opened: Page) -> None:
+    shown, marks = opened.locator("details.gateway:visible"), opened.locator("#map a:visible")
+    expect(shown).to_have_count(COUNT)
+    opened.select_option("[name=version]", "1.1.4")
+    count = shown.count()
+    assert 0 < count < COUNT
+    expect(marks).to_have_count(count)
+    expect(opened.locator("#matching")).to_have_text(f"{count} of 200 are shown.")
+    opened.select_option("[name=state]", "bad")
+    assert shown.count() < count
+    opened.get_by_role("button", name="Show all").click()
+    expect(shown).to_have_count(COUNT)
+    opened.fill("[name=words]", "BUFFER-full")
+    expect(shown).to_have_count(1)
+    opened.fill("[name=words]", "pump-77")
+    expect(shown).to_have_count(1)
+    opened.select_option("[name=site]", "without a site")
+    expect(shown).to_have_count(0)
+
+
+@in_a_browser
+def test_a_keyboard_alone_opens_a_gateway(opened: Page) -> None:
+    opened.locator("#first a").first.focus()
+    opened.keyboard.press("Enter")
+    expect(opened.locator("#g0 summary")).to_be_focused()
+    expect(opened.locator("#g0")).to_contain_text("The last 7 days")
+    expect(opened.locator("#g0 svg")).to_be_visible()
+    opened.keyboard.press("Tab")
+    expect(opened.locator("#g1 summary")).to_be_focused()
+    opened.keyboard.press("Enter")
+    expect(opened.locator("#g1 .told")).to_be_visible()
+    opened.screenshot(path=PICTURES / "gateways-opened.png")
+    opened.set_viewport_size({"width": 390, "height": 844})
+    assert opened.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    opened.screenshot(path=PICTURES / "gateways-opened-phone.png")
+
+
+@in_a_browser
+def test_the_desk_shows_the_same_page(
+    chromium: Browser, warehouse: PlainWarehouse, written: Path, tmp_path: Path
+) -> None:
+    with desk(str(warehouse.path), tmp_path) as server:
+        answer = server.get("/gateways.html")
+        assert (answer.status, answer.text) == (200, written.read_text("utf-8"))
+        found = chromium.new_page()
+        found.goto(server.address)
+        # There are no readings, and the page of curves says so.
+        expect(found.locator("#headline.bad")).to_be_visible()
+        refused: list[str] = []
+        found.on("console", lambda told: refused.append(told.text) if told.type == "error" else None)
+        found.get_by_role("link", name="All gateways").click()
+        # Its script runs under the policy that it comes with.
+        expect(found.locator("#matching")).to_have_text("All 200 are shown.")
+        expect(found.locator("#ask")).to_be_visible()
+        found.close()
+        assert not refused
+        assert server.get("/gateways.html", {"site": "Jena"}).text.count('<details class="gateway"') < COUNT
+
+
+def test_a_file_that_is_no_page_is_refused(warehouse: PlainWarehouse, tmp_path: Path) -> None:
+    asked = ["gateways", "--warehouse", str(warehouse.path), "--html", str(tmp_path / "fleet.txt")]
+    ended = CliRunner().invoke(main, asked)
+    assert ended.exit_code == 2
+    assert "does not end in .html" in ended.output
