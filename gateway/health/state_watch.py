@@ -40,6 +40,8 @@ class StateWatch:
         """What lasts of the last state that was stored."""
         self._due_s = 0.0
         """When the next state is due, whether something has changed or not."""
+        self._settled_s = 0.0
+        """When sensors have had the time to be heard since the first state."""
         self._calm_s = 0.0
         """When reported changes no longer hold back others."""
         self._is_on_its_way = False
@@ -74,7 +76,10 @@ class StateWatch:
             self._is_on_its_way = False
             if not stored:
                 return
-            self._due_s = now_s + (SETTLED_S if self._reported is None else HOUR_S)
+            if self._reported is None:
+                self._settled_s = now_s + SETTLED_S
+            # A change before that is no reason to leave out the state that tells which sensors were heard.
+            self._due_s = self._settled_s if now_s < self._settled_s else now_s + HOUR_S
             if is_news:
                 self._calm_s = max(self._calm_s, now_s) + CHANGE_S
             self._reported = lasts

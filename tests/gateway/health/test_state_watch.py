@@ -72,6 +72,17 @@ async def test_a_change_is_told_at_the_next_look_and_once(gateway: Watched) -> N
     assert [state["conditions"]["warn"] for state in await gateway.told()] == [[], ["kafka-unreached"]]
 
 
+async def test_a_change_after_a_start_does_not_put_off_the_state_that_has_settled(gateway: Watched) -> None:
+    counts = []
+    for now_s, error in ((0.0, None), (LOOK_S, "nothing listens"), (SETTLED_S - 1, "nothing listens")):
+        gateway.now_s, gateway.uplink = now_s, UplinkState(up=error is None, error=error)
+        await gateway.look()
+        counts.append(len(await gateway.told()))
+    gateway.now_s = SETTLED_S
+    await gateway.look()
+    assert [*counts, len(await gateway.told())] == [1, 2, 2, 3]
+
+
 async def test_changes_that_go_on_all_day_are_told_now_and_then(
     gateway: Watched, monkeypatch: pytest.MonkeyPatch
 ) -> None:
