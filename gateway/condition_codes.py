@@ -1,7 +1,8 @@
 """The codes of conditions of a running gateway: what each means, and what to do from afar.
 
 The gateway's own words (`health/conditions.py`) name devices, ports and figures. Somebody who has only the code, as in
-the cloud, reads these. docs/conditions.md has the meanings.
+the cloud, reads these. What is to be done stands here alone, unless the gateway knows more: a name, a figure, a command
+for that very case. docs/conditions.md has the meanings.
 """
 
 from typing import Final, Literal, NamedTuple, get_args
@@ -19,7 +20,7 @@ class ConditionCode(NamedTuple):
     """Empty if there is nothing to do."""
 
 
-_POWER = "See to its power, and its line or radio."
+_POWER = "Check its power, and its line or radio."
 _SENDS = "Correct what the sensor sends: sluice devices on the box names it."
 _PORTS = "Look at the port: sluice check on the box lists all ports."
 CODES = {
@@ -45,7 +46,8 @@ CODES = {
         "Mend the cause (update_reason), or install another version.",
     ),
     "update-refused": ConditionCode(
-        "The stick that is plugged in brings no update that this box takes.", "Bring the right file on the stick."
+        "The stick that is plugged in brings no update that this box takes.",
+        "Pull the stick out, and bring the right file on it.",
     ),
     "buffer-set-aside": ConditionCode(
         "The buffer's file could not be used. A new one took its place.",
@@ -55,13 +57,17 @@ CODES = {
         "A newer version wrote the buffer's file. Its readings wait for that version.",
         "Update this box. Do not remove that file.",
     ),
-    "buffer-full": ConditionCode("The buffer has no room.", "Get Kafka reached again, or raise buffer.bytes_max."),
+    "buffer-full": ConditionCode(
+        "The buffer has no room.",
+        "Get Kafka reached again, or give the buffer more room (buffer.bytes_max, free space on the disk).",
+    ),
     "buffer-fills": ConditionCode(
         "The buffer will soon have no room.", "Get Kafka reached again, or raise buffer.bytes_max."
     ),
     "above-share": ConditionCode(
         "Devices hold more than their share of the buffer.",
-        "Look at their readings. sluice devices revoke keeps out a stolen device.",
+        "Look at their readings: sluice devices revoke keeps out a stolen one. Else get Kafka reached again, or raise "
+        "buffer.bytes_max.",
     ),
     "settings-changed": ConditionCode(
         "The file has other settings than the running gateway.", "Run sudo systemctl restart sluice on the box."
@@ -80,10 +86,12 @@ CODES = {
         "Without a synced clock, dates of certificates are checked only in part."
     ),
     "kafka-unreached": ConditionCode(
-        "Kafka does not answer.", "Check the network and [kafka]: sluice check goes through the way step by step."
+        "Kafka does not answer.",
+        "Check the network and the settings under [kafka]: sluice check goes through the way step by step.",
     ),
     "kafka-unusable": ConditionCode(
-        "Kafka is reached, but a log-in, a certificate or a file is refused.", "sluice check on the box says which."
+        "Kafka is reached, but a log-in, a certificate or a file is refused.",
+        "Check the log-in, the certificates and their files: sluice check says which.",
     ),
     "kafka-throttles": ConditionCode(
         "A quota of Kafka's slows this gateway down.", "Have producer_byte_rate raised for this client or its user."
@@ -119,8 +127,10 @@ CODES = {
     "payload-not-json": ConditionCode("Readings came without the JSON of their route.", _SENDS),
     "time-missing": ConditionCode("Readings came without the time of their route.", _SENDS),
     "tick-unreadable": ConditionCode("Readings came with a tick that cannot be read.", _SENDS),
-    "device-time-ahead": ConditionCode("Readings came with a time too far ahead.", "Set the sensor's clock."),
-    "device-time-behind": ConditionCode("Readings came with a time too far behind.", "Set the sensor's clock."),
+    "device-time-ahead": ConditionCode("Readings came with a time too far ahead.", "Set the clocks of these sensors."),
+    "device-time-behind": ConditionCode(
+        "Readings came with a time too far behind.", "Set the clocks of these sensors."
+    ),
     "quarantine": ConditionCode(
         "Input could not be forwarded, and is kept in the quarantine.",
         "sluice buffer quarantine ls on the box says what to do about each reason.",

@@ -13,7 +13,7 @@ from msgspec import Struct
 from gateway.buffer.losses import OWN_LOSSES
 from gateway.buffer.state import ABOVE_SHARE_MEANS
 from gateway.clock.report import ClockView, hold_words
-from gateway.condition_codes import LEVELS, Level
+from gateway.condition_codes import CODES, LEVELS, Level
 from gateway.config.running_settings import RESTART
 from gateway.health.facts import Facts
 from gateway.host.terminal_text import YEAR_S, counted, readings_and_events, shortened, size, span
@@ -70,7 +70,7 @@ _COUNTED: Final = {
     "device-time-ahead": (
         "came with a time too far ahead of their receipt (gateway.time_ahead_s_max)",
         "",
-        "Set the clocks of these sensors.",
+        CODES["device-time-ahead"].todo,
     ),
     "device-time-behind": (
         "came with a time too far behind their receipt (gateway.time_behind_s_max)",
@@ -108,6 +108,11 @@ class Condition(Struct, frozen=True):
     def line(self) -> str:
         """All of it in a line."""
         return " ".join(filter(None, (self.words, self.means, self.todo)))
+
+
+def _usual(code: str, level: Level, subject: str, words: str, means: str = "") -> Condition:
+    """A condition with what is to be done about its code wherever it is read."""
+    return Condition(code, level, subject, words, means, CODES[code].todo)
 
 
 class Headline(Struct, frozen=True):
@@ -201,8 +206,7 @@ def _disk(facts: Facts) -> Iterator[Condition]:
 def _of_newer_version(name: str) -> Condition:
     words = f"A newer version wrote the buffer's file, so this one has set it aside ({name})."
     means = "Readings that wait in it go to Kafka once this box runs that version or a later one."
-    todo = "Update this box. Do not remove that file."
-    return Condition("buffer-newer", "warn", "Disk", words, means, todo)
+    return _usual("buffer-newer", "warn", "Disk", words, means)
 
 
 def _buffer(facts: Facts) -> Iterator[Condition]:
@@ -213,26 +217,20 @@ def _buffer(facts: Facts) -> Iterator[Condition]:
         means = f"{_capital(then)}."
         if facts.uplink.direct_topics and facts.settings.buffer.when_full == "refuse":
             means = _WITHOUT_DISK
-        todo = "Get Kafka reached again, or give the buffer more room (buffer.bytes_max, free space on the disk)."
-        yield Condition("buffer-full", "bad", "Buffer", words, means, todo)
+        yield _usual("buffer-full", "bad", "Buffer", words, means)
         return
     if facts.above_share:
         named = [f"{_name(each.device) or 'no known device'} ({size(each.bytes)})" for each in facts.above_share]
         words = f"More than their share of the buffer is held by {_listed(named, facts.above_share_devices)}."
         means = f"{_capital(ABOVE_SHARE_MEANS[facts.settings.buffer.when_full])}."
-        todo = (
-            "Look at their readings: sluice devices revoke keeps out a stolen one. Else get Kafka reached again, or "
-            "raise buffer.bytes_max."
-        )
-        yield Condition("above-share", "bad", "Buffer", words, means, todo)
+        yield _usual("above-share", "bad", "Buffer", words, means)
     soon_s = None if facts.hours_until_full is None else facts.hours_until_full * 3_600
     is_soon = soon_s is not None and soon_s < SOON_FULL_S and not facts.uplink.up
     if share >= NEARLY_FULL or is_soon:
         lasts = "" if soon_s is None else f"At the present rate the room lasts for {span(soon_s)}. "
         words = f"The buffer fills: {share:.0%} of its room is used."
         means = f"{lasts}When it is full, {then}."
-        todo = "Get Kafka reached again, or raise buffer.bytes_max."
-        yield Condition("buffer-fills", "warn", "Buffer", words, means, todo)
+        yield _usual("buffer-fills", "warn", "Buffer", words, means)
 
 
 def _wear(facts: Facts) -> Iterator[Condition]:
@@ -251,8 +249,7 @@ def _wear(facts: Facts) -> Iterator[Condition]:
 def _update(facts: Facts) -> Iterator[Condition]:
     refused, update = facts.refused_update, facts.update
     if refused is not None:
-        todo = "Pull the stick out, and bring the right file on it."
-        yield Condition("update-refused", "warn", "Update", _sentence(_capital(refused.words)), "", todo)
+        yield _usual("update-refused", "warn", "Update", _sentence(_capital(refused.words)))
     if update is None or update.result == "good":
         return
     words = _sentence(_capital(update.words))
@@ -350,8 +347,7 @@ def clock_set(clock: ClockView, boottime_us: int) -> Condition:
     ago = span((boottime_us - (clock.stepped_us or 0)) / 1e6)
     words = f"Somebody set this box's clock {ago} ago, by {clock.stepped_by_us / 1e6:+,.1f} s, although it was synced."
     means = "One of the two times was wrong."
-    todo = "See who does it: two time services, a person, a host."
-    return Condition("clock-set", "warn", "Clock", words, means, todo)
+    return _usual("clock-set", "warn", "Clock", words, means)
 
 
 def dates_unknown(passed_s: float) -> Condition:
@@ -375,20 +371,11 @@ def _uplink(facts: Facts) -> Iterator[Condition]:
         how_long = "" if facts.since_s is None else f" for {span(facts.since_s)}"
         what = "cannot be used" if uplink.barred else "has not been reached"
         words = f"Kafka {what}{how_long}: {_sentence(uplink.error or 'no answer yet')}"
-        means = _safe(facts)
-        todo = (
-            "Check the network and the settings under [kafka]: sluice check goes through the way step by step."
-            if not uplink.barred
-            else "Check the log-in, the certificates and their files: sluice check says which."
-        )
-        yield Condition(
-            "kafka-unusable" if uplink.barred else "kafka-unreached",
-            "warn" if not facts.full else "bad",
-            "Uplink",
-            words,
-            means,
-            todo,
-        )
+        level: Level = "warn" if not facts.full else "bad"
+        if uplink.barred:
+            yield _usual("kafka-unusable", level, "Uplink", words, _safe(facts))
+        else:
+            yield _usual("kafka-unreached", level, "Uplink", words, _safe(facts))
     if uplink.throttled_s:
         words = "A quota of Kafka's holds this gateway back."
         means = f"The last request waited for {span(max(1.0, uplink.throttled_s))}; nothing is lost."
@@ -425,8 +412,7 @@ def _uplink(facts: Facts) -> Iterator[Condition]:
         named = _listed(f"{_name(partition)} ({shortened(why, 200)})" for partition, why in uplink.parked.items())
         words = f"{counted(len(uplink.parked), 'partition')} of Kafka's {take} nothing: {named}."
         means = "Their readings wait on disk, others go on."
-        todo = "See to the cluster's brokers."
-        yield Condition("partition-parked", "warn", "Uplink", words, means, todo)
+        yield _usual("partition-parked", "warn", "Uplink", words, means)
 
 
 def quota_used_up(until_s: float | None, means: str = "Readings wait on this box.") -> Condition:
@@ -434,8 +420,7 @@ def quota_used_up(until_s: float | None, means: str = "Readings wait on this box
     # By some clocks the day ends a moment before midnight. Round to the nearest minute.
     until = "until this day of the network's ends" if until_s is None else f"until {_date(until_s + 30, '%H:%M')} UTC"
     words = f"Nothing is sent {until}: the quota of the day is used up (kafka.bytes_per_day_max)."
-    todo = "Raise it if the contract with the network allows."
-    return Condition("quota-used-up", "warn", "Uplink", words, means, todo)
+    return _usual("quota-used-up", "warn", "Uplink", words, means)
 
 
 def _safe(facts: Facts) -> str:
@@ -521,8 +506,7 @@ def _devices(facts: Facts) -> Iterator[Condition]:
         one = silent[0]
         words = f"{_name(one.device)} has been silent for {span(one.silent_s)}."
         means = f"Before, it never paused for more than {span(max(1.0, one.usually_s))}." if one.usually_s else ""
-        todo = "Check its power, and its line or radio."
-        yield Condition("device-silent", "warn", "Devices", words, means, todo)
+        yield _usual("device-silent", "warn", "Devices", words, means)
     elif silent:
         named = _listed([f"{_name(each.device)} for {span(each.silent_s)}" for each in silent], comma=",")
         words = f"{len(silent):,} devices are silent: {named}."
@@ -585,7 +569,7 @@ def _absent_ports(serial: dict[str, Any]) -> Iterator[Condition]:
         last = f"; last heard there: {_listed(map(_name, port['devices']))}" if port["devices"] else ""
         words = f"{_name(name)} has been gone for {span(port['gone_s'])}."
         means = f"It was unplugged, or has no power{last}."
-        yield Condition("serial-gone", "bad", "Serial", words, means, "Plug it in again.")
+        yield _usual("serial-gone", "bad", "Serial", words, means)
     for name in serial.get("missing", []):
         if name not in gone:
             todo = "Plug it in, or mend the settings under [serial]: sluice check lists the ports here."

@@ -20,7 +20,7 @@ def written() -> Iterator[str]:
         for node in ast.walk(ast.parse(module.read_text())):
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.args:
                 code = node.args[0]
-                if node.func.id in {"Condition", "remark", "wrong"} and isinstance(code, ast.Constant):
+                if node.func.id in {"Condition", "_usual", "remark", "wrong"} and isinstance(code, ast.Constant):
                     yield str(code.value)
 
 
@@ -36,3 +36,9 @@ def test_the_words_on_a_code_are_those_of_the_page() -> None:
     _, _, rest = (ROOT / "docs/conditions.md").read_text().partition("## Of a running gateway")
     page = dict(re.findall(r"^\| `([a-z-]+)` \| (.*) \|$", rest.partition("\n## ")[0], re.MULTILINE))
     assert {code: words.means for code, words in CODES.items()} == page
+
+
+def test_what_to_do_about_a_code_is_written_once() -> None:
+    tree = ast.parse(Path(conditions.__file__).read_text())
+    texts = {str(node.value) for node in ast.walk(tree) if isinstance(node, ast.Constant)}
+    assert texts.isdisjoint({words.todo for words in CODES.values()} - {""})
