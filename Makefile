@@ -8,6 +8,7 @@
 # make docs   docs/settings.md and docs/commands.md anew from the code
 # make deb    the .deb files into build/deb, signed (SIGNING_KEY=FILE, VERSION=...)
 # make apt-repo   a folder for a web server, from which apt installs those packages (APT_URL=URL, VERSION=..., PHASED=PERCENT)
+# make dist   wheel and sdist of both sides into build/dist, checked; then: .venv/bin/twine upload build/dist/*
 # make image  the card to flash into build/image, with an update of it (as root; see docs/flashing.md; IMAGE_URL=FOLDER)
 # make test-image   that card in emulated machines: first start, power cut, a bad and a good update (half an hour)
 # make cloud  the ingest job alone into /opt/sluice (CLOUD=FOLDER), for systemd or a container (see docs/ingest.md)
@@ -55,7 +56,7 @@ SLICE ?= $(shell echo $$((0x$$(git rev-parse --short=7 HEAD))))
 unexport PYTHONDONTWRITEBYTECODE
 COMPILE = $(BIN)/python -m compileall -q gateway spark demo systemd image release firmware-sim
 
-.PHONY: always apt-repo cloud demo test docs test-fast test-long test-slice test-tools test-jars check lock install jars deb image test-image test-image-if-changed clean bench-gateway bench-uplink bench-serial bench-clock bench-spark bench-analyst bench-install bench-image peers
+.PHONY: always apt-repo cloud demo dist test docs test-fast test-long test-slice test-tools test-jars check lock install jars deb image test-image test-image-if-changed clean bench-gateway bench-uplink bench-serial bench-clock bench-spark bench-analyst bench-install bench-image peers
 
 demo: build/apt-demo install jars
 	@exec $(BIN)/python -m demo
@@ -197,6 +198,12 @@ build/apt-repo: Makefile demo/install_packages.sh
 apt-repo: build/apt-repo build/deb-venv/installed
 	@build/deb-venv/bin/python -m release.apt_repository --url $(or $(APT_URL),$(error say where gateways will find the folder: make apt-repo APT_URL=https://...)) \
 		$(if $(VERSION),--version $(VERSION)) $(if $(PHASED),--phased $(PHASED)) $(if $(APT_KEY),--key $(APT_KEY))
+
+# The wheel is made from the sdist, so what the sdist lacks is missed here.
+dist: install
+	@rm -rf build/dist
+	@$(BIN)/python -m build --outdir build/dist
+	@$(BIN)/twine check --strict build/dist/*
 
 build/apt-image: Makefile demo/install_packages.sh
 	@PYTHON=$(PYTHON) demo/install_packages.sh $(IMAGE_PACKAGES)
