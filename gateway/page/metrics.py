@@ -39,7 +39,8 @@ def text(
 ) -> bytes:
     """Return all metrics. `listener` counts what the MQTT listener refused or ended, by reason."""
     registry = CollectorRegistry()
-    registry.register(_Seen([*_gateway(facts, versions), *_by_reason(facts, listener), *_devices(facts, devices)]))
+    gateway = [*_gateway(facts, versions), *_by_reason(facts, listener), *_commands(facts)]
+    registry.register(_Seen([*gateway, *_devices(facts, devices)]))
     ProcessCollector(registry=registry)
     return generate_latest(registry)
 
@@ -117,6 +118,18 @@ def _by_reason(facts: Facts, listener: Mapping[str, int]) -> Iterator[Metric]:
     ended = CounterMetricFamily("sluice_listener_events", "What the MQTT listener saw.", labels=["reason"])
     for reason, count in list(listener.items())[:REASONS_MAX]:
         ended.add_metric([reason], count)
+    yield ended
+
+
+def _commands(facts: Facts) -> Iterator[Metric]:
+    """Yield figures of the commands from the cloud, if the gateway reads any."""
+    if not facts.commands:
+        return
+    counts = {name: count for name, count in facts.commands["counts"].items() if name not in {"read", "repeated"}}
+    yield GaugeMetricFamily("sluice_commands_open", "Commands that have not ended.", facts.commands["waiting"])
+    ended = CounterMetricFamily("sluice_commands_ended", "Commands that have ended.", labels=["outcome"])
+    for outcome, count in counts.items():
+        ended.add_metric([outcome], count)
     yield ended
 
 

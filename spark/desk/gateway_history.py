@@ -6,12 +6,12 @@ from typing import NamedTuple
 
 import msgspec
 
+from gateway.condition_codes import LEVELS
 from gateway.record_contract import TIME_ERROR_UNKNOWN_US
 from spark.decode.record_types import STATE_TYPE
 from spark.desk.asked import text
 from spark.desk.delta_source import Source
 from spark.desk.log_views import ALSO, CUT_US
-from spark.finality.box_figures import LEVELS
 from spark.finality.box_states import read_state
 from spark.finality.gateway_troubles import UNHEARD, WELL
 from spark.log.edge_times import Clocks

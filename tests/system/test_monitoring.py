@@ -104,7 +104,9 @@ class Pages(NamedTuple):
 def gateway_text() -> bytes:
     """The figures of a gateway that knows all of them."""
     found = replace(FOUND, quarantined=2, quarantine_reasons={"no-route": 2})
-    facts = replace(WELL, buffer_status=found, disk_bytes_per_day=5e6, clock=ClockView(synced=True, error_us=900))
+    commands = {"topic": "commands", "waiting": 1, "counts": {"read": 3, "delivered": 2}, "error": None}
+    clock = ClockView(synced=True, error_us=900)
+    facts = replace(WELL, buffer_status=found, disk_bytes_per_day=5e6, clock=clock, commands=commands)
     return text(facts, VERSIONS, {"wrong-secret": 1}, [DeviceFigures("42", 7, facts.boottime_us, 1)])
 
 

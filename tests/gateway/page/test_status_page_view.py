@@ -22,13 +22,14 @@ from gateway.health.conditions import conditions
 from gateway.health.survey import OnDisk, look_at_the_file
 from gateway.host import last_update
 from gateway.listener.credentials import add
-from gateway.page import view
+from gateway.page import metrics, view
 from gateway.page.view import StatusView
 from gateway.settings import (
     ListenerSettings,
     StatusPageSettings,
 )
 from gateway.uplink.state import UplinkState
+from tests.gateway.health.test_conditions import WELL
 from tests.support.quiet_gateway import QuietGateway
 
 
@@ -259,6 +260,18 @@ async def test_metrics_are_what_prometheus_takes(box: Box) -> None:
     assert "42" in devices
     assert all(re.fullmatch(r"(sluice|process)_[a-z0-9_]+", name) for name in families)
     assert all(family.documentation for name, family in families.items() if name.startswith("sluice_"))
+
+
+def test_metrics_of_commands_are_those_of_a_gateway_that_reads_them() -> None:
+    versions = {"sluice": "1", "python": "3", "sqlite": "3"}
+    commands = {"topic": "t", "waiting": 2, "counts": {"read": 9, "repeated": 1, "delivered": 4, "expired": 2}}
+    told = metrics.text(replace(WELL, commands=commands), versions, {}, []).decode()
+    ended = {line for line in told.splitlines() if line.startswith("sluice_commands_ended_total{")}
+    assert ended == {
+        f'sluice_commands_ended_total{{outcome="{name}"}} {n}' for name, n in (("delivered", 4.0), ("expired", 2.0))
+    }
+    assert "\nsluice_commands_open 2.0\n" in told
+    assert "sluice_commands" not in metrics.text(WELL, versions, {}, []).decode()
 
 
 async def test_devices_beyond_the_bound_have_no_label(tmp_path: Path) -> None:
