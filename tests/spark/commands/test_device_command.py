@@ -17,7 +17,7 @@ from demo.kafka_broker import Broker
 from gateway.command import DeviceCommand
 from gateway.downlink.command_records import read_command
 from spark.cli import FAILED, main
-from spark.commands.device_command import FINDING
+from spark.commands.cli_options import FINDING
 from tests.support.gateways import consume, consume_until
 from tests.support.kafka_admin import create_topic
 from tests.support.plain_warehouse import PlainWarehouse, row
