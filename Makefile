@@ -44,7 +44,7 @@ MAVEN := mvn --quiet --batch-mode
 QUIETLY := --quiet --disable-pip-version-check --root-user-action ignore
 # Maven resets the terminal's colours at its end, whatever it is told.
 PLAIN := 2>&1 | sed 's/\x1b\[[0-9;]*m//g'
-TEST_PACKAGES := $(PACKAGES) $(APT_PACKAGES) git mosquitto mosquitto-clients prometheus strace openssl iproute2 nftables mmdebstrap systemd-container qemu-user-static qemu-system-arm u-boot-qemu u-boot-tools mtools dosfstools fdisk rauc squashfs-tools openssh-client chromium fonts-dejavu-core
+TEST_PACKAGES := $(PACKAGES) $(APT_PACKAGES) git mosquitto mosquitto-clients prometheus strace openssl iproute2 nftables mmdebstrap systemd-container qemu-user-static qemu-system-arm u-boot-qemu u-boot-tools mtools dosfstools fdisk rauc squashfs-tools openssh-client chromium fonts-dejavu-core buildah
 WITH_SERVERS := kafka or spark or avr or box
 TEST_JARS := $(patsubst %,build/jars/%.done,kafka_classes spark registry s3 s3proxy connect)
 SIDE_BY_SIDE = $(BIN)/pytest --dist loadfile --no-loadscope-reorder --numprocesses

@@ -39,7 +39,7 @@ class FreshSystem:
 
     def __init__(self, root: Path, log: Path, cgroup: Cgroup) -> None:
         self.clone = root / CLONE
-        self._root = root
+        self.root = root
         self._log = log
         self._cgroup = cgroup
 
@@ -50,8 +50,8 @@ class FreshSystem:
         """
         begin = self._log.stat().st_size if self._log.exists() else 0
         options = [*ALLOWED, "--as-pid2", "--resolv-conf=copy-host"]
-        options += [f"--directory={self._root}", f"--chdir=/{CLONE}"]
-        options += [f"--setenv={name}={value}" for name, value in self._environment().items()]
+        options += [f"--directory={self.root}", f"--chdir=/{CLONE}"]
+        options += [f"--setenv={name}={value}" for name, value in self.environment().items()]
         nspawn = self._cgroup.joined(*APART, *NSPAWN, *options, *command)
         process = child_process.spawn(nspawn, self._log, env=os.environ | NSPAWN_ENVIRONMENT)
         try:
@@ -68,13 +68,13 @@ class FreshSystem:
         assert code == 0, f"{' '.join(command)}: {code}\n{said[-8_000:]}"
         return said
 
-    def _environment(self) -> dict[str, str]:
+    def environment(self) -> dict[str, str]:
         """This machine's variables about registries, but for paths that the tree has not."""
         found = {name: value for name, value in os.environ.items() if VARIABLES.fullmatch(name)}
         there = {
             name: value
             for name, value in found.items()
-            if not value.startswith("/") or (self._root / value.removeprefix("/")).exists()
+            if not value.startswith("/") or (self.root / value.removeprefix("/")).exists()
         }
         return {"LANG": "C.UTF-8", **there}
 
