@@ -34,6 +34,8 @@ PROGRESS_WAIT_S_MAX = 5.0
 """Seconds that a finished query may take to report its last batch."""
 LOOK_S = 10.0
 """Seconds between two questions to Kafka about its topics, while no records come."""
+GATEWAYS_SHARE = 0.04
+"""Share of the time that it may take to see how gateways are: half a second for 10,000 of them."""
 IN_VAIN_MAX = 3
 """Times in a row that reading may begin anew without two batches in between."""
 
@@ -222,6 +224,8 @@ class _Query:
         """What each batch that was taken has to report."""
         self.goes_on = False
         """Whether at least two batches were taken."""
+        self._gateways: Sequence[GatewayNow] = ()
+        self._see_gateways_s = 0.0
         self.trouble: Exception | None = None
         self.checkpoint = ""
         self._place = Place({})
@@ -258,11 +262,20 @@ class _Query:
             counts = self.job.take(records, batch, topic_ids, lambda: self._expect(topic_ids, end))
             self.goes_on, self._has_begun, self._place = self._has_begun, True, Place(end)
             self._newest_us = max(counts.newest_us.values(), default=None)
-            self.finished[number] = counts, self.job.gateways()
+            self.finished[number] = counts, self._see_gateways()
         except (TopicTroubleError, TopicWatchError, QueryIdError, CheckpointError) as error:
             # Spark passes an error on as text only.
             self.trouble = error
             raise
+
+    def _see_gateways(self) -> Sequence[GatewayNow]:
+        """How gateways are, or how they were a moment ago if they are so many that it takes long to see."""
+        begun_s = time.monotonic()
+        if begun_s >= self._see_gateways_s:
+            self._gateways = self.job.gateways()
+            ended_s = time.monotonic()
+            self._see_gateways_s = ended_s + (ended_s - begun_s) / GATEWAYS_SHARE
+        return self._gateways
 
     def tidy(self) -> None:
         """Do the upkeep that is due after the last batch."""

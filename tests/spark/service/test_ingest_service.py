@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,11 +17,12 @@ import pytest
 from aiokafka import AIOKafkaProducer
 
 from demo.kafka_broker import Broker
+from gateway.record_contract import HEARTBEAT_TYPE
 from spark.engine.session import SHORT_LIVED
 from tests.support.gateways import free_port
 from tests.support.kafka_admin import create_topic
 from tests.support.prometheus import MISSING, at_once, prometheus
-from tests.support.spark_records import reading_headers
+from tests.support.spark_records import NOTHING_WAITS, reading_headers
 from tests.support.waiting import patience, wait_until
 
 pytestmark = [pytest.mark.spark, pytest.mark.kafka, pytest.mark.skipif(MISSING is not None, reason=MISSING or "")]
@@ -37,6 +39,12 @@ async def send(broker: Broker, topic: str) -> None:
     async with AIOKafkaProducer(bootstrap_servers=broker.bootstrap, acks="all") as producer:
         for number in range(READINGS):
             await producer.send_and_wait(topic, b'{"t": 21.5}', key=b"42", headers=reading_headers(number), partition=0)
+
+
+async def send_heartbeat(broker: Broker, topic: str) -> None:
+    headers = reading_headers(READINGS, event_type=HEARTBEAT_TYPE)
+    async with AIOKafkaProducer(bootstrap_servers=broker.bootstrap, acks="all") as producer:
+        await producer.send_and_wait(topic, NOTHING_WAITS, key=b"gw-1", headers=headers, partition=0)
 
 
 @contextmanager
@@ -82,6 +90,10 @@ def test_prometheus_sees_a_batch_and_a_killed_job_raises_its_alert(kafka: Broker
             assert (found["status"], found["batch"], found["lag_records"]) == ("ok", 0, 0)
             # While no records come, it feeds the watchdog by its looks at Kafka.
             assert told(systemd) == ["READY=1", "WATCHDOG=1"]
+            begun_s = time.time()
+            asyncio.run(send_heartbeat(kafka, TOPIC))
+            wait_until(lambda: value("sluice_ingest_gateway_depth_rows") == 0)
+            assert (value("sluice_ingest_gateway_heard_timestamp_seconds") or 0) > begun_s - 1
             # On a busy machine a scrape may time out.
             wait_until(lambda: not server.alerts(), words=lambda: str(server.alerts()))
             os.killpg(process.pid, signal.SIGKILL)
