@@ -2,7 +2,7 @@
 
 import json
 import random
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -74,6 +74,12 @@ def made(folder: Path) -> PlainWarehouse:
         ),
     )
     return warehouse
+
+
+def told_rows(gateway: str, told: Iterable[Told]) -> list[dict[str, object]]:
+    """Rows of `log` with states that a gateway told."""
+    events = (_event(STATE_TYPE, gateway, int(each.hours * HOUR_US), _state(each, 1)) for each in told)
+    return [_row(event, gateway, number) for number, event in enumerate(events)]
 
 
 def _told(code: str | None, rng: random.Random) -> Iterator[Told]:

@@ -13,6 +13,9 @@ from playwright.sync_api import Browser, Page, expect
 
 from spark.cli import main
 from spark.desk import tables
+from spark.desk.gateway_history import read_history
+from spark.finality.gateway_troubles import UNHEARD
+from spark.log.edge_times import Clocks
 from spark.page.gateways import CHANGES_MAX, FIRST_MAX, GATEWAYS_MAX, fleet, page
 from tests.support import gateway_fleet
 from tests.support.desk_server import desk
@@ -89,6 +92,17 @@ def test_a_gateways_history_has_its_changes(warehouse: PlainWarehouse) -> None:
     # Each of them was without Kafka for five hours, and then well again.
     assert [then.level for then in by_name[ODD].history if then.conditions == ("kafka-unreached",)] == ["warn"]
     assert all(len(each.history) <= CHANGES_MAX for each in found.gateways)
+
+
+def test_hours_without_a_state_are_in_the_history(tmp_path: Path) -> None:
+    warehouse = PlainWarehouse(tmp_path / "warehouse")
+    full = gateway_fleet.Told(0, "1.2.0", "buffer-full")
+    hours = (30, 29, 20, 19)
+    warehouse.take(*gateway_fleet.told_rows("gw-1", [full._replace(hours=each) for each in hours]))
+    source, folder = tables.open(warehouse.path).source, str(warehouse.folder)
+    (found,) = read_history(source, folder, Clocks(), gateway_fleet.NOON_US).values()
+    ago_h = [(gateway_fleet.NOON_US - then.from_us) / gateway_fleet.HOUR_US for then in found]
+    assert [*zip(ago_h, [then.level for then in found], strict=True)] == [(30, "bad"), (27, UNHEARD), (20, "bad")]
 
 
 def test_a_page_of_one_site_has_its_gateways_only(warehouse: PlainWarehouse) -> None:
