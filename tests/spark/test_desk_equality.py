@@ -1,20 +1,30 @@
 """The desk's answers are Spark's: of tables in which everything goes wrong, after each thing that is done to them."""
 
+import asyncio
+import queue
 import random
+import threading
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from datetime import timedelta
+from pathlib import Path
 
 import pytest
 from pyspark.sql import SparkSession
 
+from demo.kafka_broker import OwnBroker
 from spark.batch_job import BatchJob
 from spark.desk import tables, windows_sql
 from spark.engine.warehouse_folder import only_writer
+from spark.ingest_job import BatchReport, IngestSettings, Listener, run_ingest
 from spark.log.log_table import BatchId
+from spark.source.kafka_source import KafkaSource
 from spark.upkeep.replay_job import replay
 from spark.upkeep.table_upkeep import maintain
 from tests.support.desk_equality import expect_limits_to_choose, expect_same_answers
 from tests.support.sizes import SEED, WHOLE, size
+from tests.support.spark_kafka_feed import send
 from tests.support.spark_records import EPOCH, NOON, drawn_batches, drawn_records, kafka_frame
 from tests.support.ugly_tables import change, counted_records, register_and_lose, streams, taken
 
@@ -23,6 +33,11 @@ pytestmark = [pytest.mark.spark, pytest.mark.timeout(900), pytest.mark.usefixtur
 UGLY = size(250, 1_500)
 COUNTED = size(240, 900)
 """Readings of sensors that count, some of which are missing, refused or told to be lost."""
+MEANWHILE = size(600, 1_500)
+"""Drawn records, and as many of sensors that count, that `ingest` takes while both engines are asked."""
+BATCHES = size(20, 30)
+ROUNDS = 2
+"""Comparisons that meet a commit."""
 SIZES_S = size((600,), (60, 600, 86_400))
 VIEWS = size(("readings", "window_changes", "gaps", "losses", "gateways", "quarantine"), tables.VIEWS)
 OTHER_RULES = {
@@ -85,3 +100,49 @@ def test_the_desk_answers_what_spark_does_after_an_expiry_and_a_replay(spark: Sp
     expect_same_answers(spark, new_warehouse)
     replay(spark, new_warehouse, None, None, only_writer, lambda _: None)
     expect_same_answers(spark, new_warehouse)
+
+
+@pytest.mark.kafka
+@pytest.mark.long(seconds=420)
+@pytest.mark.timeout(1_800)
+def test_the_desk_answers_what_spark_does_of_the_same_versions_while_ingest_commits(
+    spark: SparkSession, own_kafka: OwnBroker, tmp_path: Path
+) -> None:
+    rng = random.Random(SEED)  # noqa: S311
+    # Both topics share one count of offsets, which Kafka gives to one topic alone.
+    records = [
+        replace(record, topic=record.topic.replace("pack", "count"))
+        for batch in [drawn_records(rng, MEANWHILE), counted_records(rng, MEANWHILE)]
+        for record in batch
+    ]
+    rng.shuffle(records)
+    asyncio.run(send(own_kafka, sorted(records, key=lambda record: record.offset)))
+    warehouse = tmp_path / "warehouse"
+    settings = IngestSettings(
+        KafkaSource(own_kafka.bootstrap, "(device|gateway)-.*", batch_records_max=len(records) // BATCHES),
+        *(str(warehouse), str(warehouse / "_checkpoint")),
+        streams=streams(),
+        interval_s=0,
+        once=True,
+    )
+    stop, finished = threading.Event(), queue.SimpleQueue[BatchReport | None]()
+    with ThreadPoolExecutor(1) as beside:
+        job = beside.submit(run_ingest, spark, settings, stop, Listener(report=finished.put))
+        job.add_done_callback(lambda _: finished.put(None))
+        try:
+            assert finished.get(), "there are no tables"
+            compared, met = 0, 0
+            while met < ROUNDS:
+                before = commits(warehouse)
+                compared += expect_same_answers(spark, str(warehouse), SIZES_S, VIEWS, tmp_path / f"moment-{compared}")
+                met += commits(warehouse) > before
+                assert met == ROUNDS or not job.done(), f"all was read, and only {met} comparisons met a commit"
+        finally:
+            stop.set()
+        job.result()
+    assert compared > 0
+
+
+def commits(warehouse: Path) -> int:
+    """How many commits there are to `log`, which each batch begins with."""
+    return len([*(warehouse / "v1" / "log" / "_delta_log").glob("*.json")])

@@ -1,10 +1,16 @@
 """Compares all that the desk answers with what Spark answers of the same tables: columns, types, and every row."""
 
+import os
+import re
+import shutil
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
+from deltalake import DeltaTable
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - its customary name
 from pyspark.sql.types import ArrayType, DataType, DecimalType, MapType, StructType, TimestampType
@@ -34,11 +40,18 @@ class Compared:
 
 
 def expect_same_answers(
-    spark: SparkSession, warehouse: str, sizes_s: Iterable[int] = SIZES_S, views: Iterable[str] = VIEWS
+    spark: SparkSession,
+    warehouse: str,
+    sizes_s: Iterable[int] = SIZES_S,
+    views: Iterable[str] = VIEWS,
+    moment: Path | None = None,
 ) -> int:
-    """Fail, and show rows that differ, unless both engines answer the same. Returns how many rows were compared."""
+    """Fail, and show rows that differ, unless both engines answer the same. Returns how many rows were compared.
+
+    `moment` is a folder to be made, for a warehouse that is written meanwhile: see `compare`.
+    """
     rows = 0
-    for compared in compare(spark, warehouse, sizes_s, views):
+    for compared in compare(spark, warehouse, sizes_s, views, moment):
         assert not compared.different, "\n".join(
             [f"{compared.name}: {len(compared.different)} rows differ, among {compared.rows}", *compared.different[:12]]
         )
@@ -47,15 +60,46 @@ def expect_same_answers(
 
 
 def compare(
-    spark: SparkSession, warehouse: str, sizes_s: Iterable[int] = SIZES_S, views: Iterable[str] = VIEWS
+    spark: SparkSession,
+    warehouse: str,
+    sizes_s: Iterable[int] = SIZES_S,
+    views: Iterable[str] = VIEWS,
+    moment: Path | None = None,
 ) -> Iterator[Compared]:
-    """Compare both engines' answers, view by view. Fails if columns or their types differ."""
+    """Compare both engines' answers, view by view. Fails if columns or their types differ.
+
+    The desk sees each table as it was when it first named it, and Spark as it is when a query begins. If others write
+    meanwhile, Spark therefore reads `moment`: a folder that gets the versions that the desk saw, and no later ones.
+    """
     desk = tables.open(warehouse)
-    for name, frame in open_all(spark, warehouse, [*views]).items():
-        yield _compared(name, frame, desk, desk.select(name))
-    for size_s in sizes_s:
-        frame = open_windows(spark, warehouse, size_s)
-        yield _compared(f"windows of {size_s} s", frame, desk, desk.windows_sql(size_s=size_s))
+    queries = {name: desk.select(name) for name in views}
+    of_sizes = {size_s: desk.windows_sql(size_s=size_s) for size_s in sizes_s}
+    if moment is not None:
+        _link_what_was_seen(desk, moment)
+    of_spark = warehouse if moment is None else str(moment)
+    for name, frame in open_all(spark, of_spark, [*queries]).items():
+        yield _compared(name, frame, desk, queries[name])
+    for size_s, query in of_sizes.items():
+        yield _compared(f"windows of {size_s} s", open_windows(spark, of_spark, size_s), desk, query)
+
+
+def _link_what_was_seen(desk: Tables, folder: Path) -> None:
+    """Make tables of the files and of the commits that the desk's question saw."""
+    for path, table in desk.source.seen.items():
+        if table is None:
+            continue
+        place = folder / Path(path).relative_to(desk.warehouse)
+        for uri in table.file_uris():
+            file = Path(unquote(uri.removeprefix("file://")))
+            linked = place / file.relative_to(path)
+            linked.parent.mkdir(parents=True, exist_ok=True)
+            os.link(file, linked)
+        (place / "_delta_log").mkdir(parents=True)
+        for note in Path(path, "_delta_log").iterdir():
+            number = re.match(r"(\d{20})\.", note.name)
+            if number is not None and int(number[1]) <= table.version():
+                shutil.copy2(note, place / "_delta_log")
+        assert DeltaTable(str(place)).version() == table.version()
 
 
 def expect_limits_to_choose(

@@ -14,8 +14,10 @@ async def send(broker: Broker, records: list[KafkaRecord]) -> None:
     admin = AIOKafkaAdminClient(bootstrap_servers=broker.bootstrap)
     await admin.start()
     try:
-        topics = sorted({record.topic for record in records})
-        await admin.create_topics([NewTopic(name, 2, 1, topic_configs=settings) for name in topics])
+        topics = {record.topic: 2 for record in records}
+        for record in records:
+            topics[record.topic] = max(topics[record.topic], record.partition + 1)
+        await admin.create_topics([NewTopic(name, count, 1, topic_configs=settings) for name, count in topics.items()])
     finally:
         await admin.close()
     async with AIOKafkaProducer(bootstrap_servers=broker.bootstrap, acks="all") as producer:
