@@ -5,7 +5,7 @@ from functools import partial
 from typing import Protocol
 
 from gateway.listener.access import Identity
-from gateway.listener.client import Client
+from gateway.listener.client import Admitted, Client
 from gateway.listener.device_client import DeviceClient
 from gateway.listener.opening import admit, make_room
 from gateway.listener.operator_client import OperatorClient
@@ -72,7 +72,7 @@ def _open(shared: Shared, connection: Admitting, connect: Connect, identity: Ide
         older.refuse(TAKEN_OVER, "the same client identifier connected again")  # [MQTT-3.1.4-2]
     shared.enter(key, connection)
     client_of = OperatorClient if identity.operator else DeviceClient
-    client = client_of(shared, connect, identity, opening, connection.peer, connection.dialect)
+    client = client_of(shared, Admitted(connect, identity, opening, connection.peer, connection.dialect))
     connection.begin(client)
     if not opening.marks:
         connection.accept(client, connect.keep_alive_s)

@@ -7,7 +7,7 @@ import abc
 from collections import deque
 from collections.abc import Iterable
 from functools import partial
-from typing import Final
+from typing import Final, NamedTuple
 
 from gateway.command import REFUSED_BY_DEVICE
 from gateway.listener.access import Identity
@@ -20,7 +20,6 @@ from gateway.mqtt.protocol import (
     PINGRESP,
     PUBCOMP,
     PUBREC,
-    VERSION_4,
     Connect,
     Dialect,
     Event,
@@ -38,12 +37,24 @@ REFUSED_IDS_MAX: Final = 64
 """Refused QoS 2 identifiers that are remembered for one connection. The usual client has fewer under way at once."""
 
 
+class Admitted(NamedTuple):
+    """A CONNECT that is admitted, and its answer."""
+
+    connect: Connect
+    identity: Identity
+    opening: Opening
+    peer: str
+    dialect: Dialect
+
+
 class Client(abc.ABC):
     """An admitted client and its session."""
 
     __slots__ = (
         "_client_id",
         "_dialect",
+        "_has_reasons",
+        "_preceding",
         "_refused_ids",
         "_shared",
         "_will_bytes",
@@ -58,15 +69,8 @@ class Client(abc.ABC):
         "told_expiry_s",
     )
 
-    def __init__(  # noqa: PLR0913, PLR0917 - what a CONNECT and its answer are made of
-        self,
-        shared: Shared,
-        connect: Connect,
-        identity: Identity,
-        opening: Opening,
-        peer: str,
-        dialect: Dialect = VERSION_4,
-    ) -> None:
+    def __init__(self, shared: Shared, admitted: Admitted) -> None:
+        connect, identity, opening, peer, dialect = admitted
         self._shared = shared
         self._dialect = dialect
         self._refused_ids: deque[int] | None = None
@@ -79,6 +83,10 @@ class Client(abc.ABC):
         """The client's device; None for an operator, for `sluice check`, and for a client that names no device."""
         self.present = opening.session.on_disk
         """Session Present in CONNACK (section 3.2.2.2)."""
+        self._has_reasons = connect.is_of_5
+        """Whether answers have reason codes. Without them, the only refusal is to close [MQTT-3.3.5-2]."""
+        self._preceding = shared.unanswered.pick_up(self.key)
+        """Messages that the session's preceding connection left stored but unanswered. Only devices have any."""
         self.assigned_id = None if connect.client_id else self.key[1]
         """The identifier that the listener made for the client."""
         self._client_id = self.key[1] if connect.is_of_5 else connect.client_id

@@ -2,15 +2,13 @@
 
 from typing import Final
 
-from gateway.listener.access import Identity
-from gateway.listener.client import Client
+from gateway.listener.client import Admitted, Client
 from gateway.listener.device_events import reported
 from gateway.listener.redelivery import PacketIdRun, Unanswered
 from gateway.listener.session import ClientBatch, digest
-from gateway.listener.sessions import Opening
 from gateway.listener.shared import Shared
 from gateway.mqtt.properties import UserProperties
-from gateway.mqtt.protocol import VERSION_4, Connect, Dialect, Publish
+from gateway.mqtt.protocol import Publish
 from gateway.mqtt.protocol5 import Publish5
 from gateway.reading import Datum, Doubt, Reading
 
@@ -21,27 +19,17 @@ ABOVE_SHARE: Final = "above-share"
 class DeviceClient(Client):
     """A client whose messages are readings: a device, or `sluice check`."""
 
-    __slots__ = ("_has_reasons", "_ids", "_preceding", "_unanswered", "_will", "writer")
+    __slots__ = ("_ids", "_unanswered", "_will", "writer")
 
-    def __init__(  # noqa: PLR0913, PLR0917 - as `Client` has it
-        self,
-        shared: Shared,
-        connect: Connect,
-        identity: Identity,
-        opening: Opening,
-        peer: str,
-        dialect: Dialect = VERSION_4,
-    ) -> None:
-        super().__init__(shared, connect, identity, opening, peer, dialect)
+    def __init__(self, shared: Shared, admitted: Admitted) -> None:
+        super().__init__(shared, admitted)
+        connect, identity = admitted.connect, admitted.identity
         self.writer = identity.user
         """The one device that the client may write as; None if anybody may write as any device."""
         if not identity.is_check:
             self.device = identity.user or connect.client_id or None
         self._will = None if connect.will is None else reported(connect.will)
-        self._has_reasons = connect.is_of_5
         self._ids = PacketIdRun()
-        self._preceding = shared.unanswered.pick_up(self.key)
-        """Messages that the session's preceding connection left stored but unanswered."""
         self._unanswered: Unanswered | None = None
         """Messages that this connection leaves stored but unanswered."""
 

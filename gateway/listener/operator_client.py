@@ -2,13 +2,11 @@
 
 from functools import partial
 
-from gateway.listener.access import Identity
-from gateway.listener.client import Client
+from gateway.listener.client import Admitted, Client
 from gateway.listener.refusals import REASON_CODES, ClientRefusedError
 from gateway.listener.session import ClientBatch, Command, digest
-from gateway.listener.sessions import Opening
 from gateway.listener.shared import Shared
-from gateway.mqtt.protocol import PUBREC, VERSION_4, Connect, Dialect, Publish, Will
+from gateway.mqtt.protocol import PUBREC, Publish, Will
 from gateway.mqtt.protocol5 import REASON_SHIFT, Publish5
 from gateway.mqtt.reason_codes import ReasonCode
 
@@ -16,23 +14,11 @@ from gateway.mqtt.reason_codes import ReasonCode
 class OperatorClient(Client):
     """A client whose messages, its will included, are commands."""
 
-    __slots__ = ("_has_reasons", "_will")
+    __slots__ = ("_will",)
 
-    def __init__(  # noqa: PLR0913, PLR0917 - as `Client` has it
-        self,
-        shared: Shared,
-        connect: Connect,
-        identity: Identity,
-        opening: Opening,
-        peer: str,
-        dialect: Dialect = VERSION_4,
-    ) -> None:
-        super().__init__(shared, connect, identity, opening, peer, dialect)
-        self._will = connect.will
-        self._has_reasons = connect.is_of_5
-        """Whether a refused command is answered. Without reason codes, the only refusal is to close [MQTT-3.3.5-2]."""
-        # Discarded: a device of this name left it for the session's next connection alone, which is this one.
-        shared.unanswered.pick_up(self.key)
+    def __init__(self, shared: Shared, admitted: Admitted) -> None:
+        super().__init__(shared, admitted)
+        self._will = admitted.connect.will
 
     def _publish(self, event: Publish, batch: ClientBatch, received_us: int) -> None:
         """Pass on a command to its devices.
