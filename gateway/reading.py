@@ -144,8 +144,9 @@ class Intake(Protocol):
 class ListenerIntake(Intake, Protocol):
     """The front door of the buffer, as the MQTT listener sees it."""
 
-    def is_above_share(self, reading: Reading) -> bool:
-        """Whether the reading's device was refused just now because it holds more than its share of the buffer."""
+    @property
+    def refuses_by_share(self) -> bool:
+        """Asked inside `done(False)`: whether the only reason is that a device holds more than its share."""
 
 
 class Recalled(NamedTuple):

@@ -159,9 +159,10 @@ class Buffer:
         """See `Intake.cannot_store`."""
         return self._state_watch.cannot_store and not self._outgoing.admits
 
-    def is_held_back(self, device: str) -> bool:
-        """Whether a device was refused just now because it holds more than its share."""
-        return self.attachment.file.shares.is_held_back(device, time.monotonic())
+    @property
+    def refuses_by_share(self) -> bool:
+        """See `ListenerIntake.refuses_by_share`."""
+        return self._commits.refuses_by_share
 
     @property
     def owes_correction(self) -> bool:

@@ -113,6 +113,8 @@ class CommitLoop:
         """Whether the last commit dropped rows to make room."""
         self._read_again_s = math.inf
         """When readers should look again for rows that they were not given, as the file could not be read."""
+        self.refuses_by_share = False
+        """Whether the event loop announces appends now that were refused for their device's share."""
 
     def open(self) -> None:
         """Open the file, begin this start's lane, and start the thread. Raises BufferFileError."""
@@ -226,6 +228,12 @@ class CommitLoop:
     def _announce(self, outcomes: Sequence[tuple[Done, bool]]) -> None:
         if outcomes:
             self._loop.call_soon_threadsafe(_announce, outcomes)
+
+    def _refuse_by_share(self, appends: Iterable[Append]) -> None:
+        """Announce appends that were refused for their device's share. On the event loop."""
+        self.refuses_by_share = True
+        _announce([(append.done, False) for append in appends if append.done is not None])
+        self.refuses_by_share = False
 
     # -- rows that Kafka may have first ---------------------------------------------------------
 
@@ -530,7 +538,8 @@ class CommitLoop:
         self._measure(without_room=without_room or self._made_room)
         self._queue.retry_after(RETRY_S if is_stuck else 0.0)
         self._announce_stored(stored)
-        self._announce([(append.done, False) for append in outcome.refused if append.done is not None])
+        if outcome.refused:
+            self._loop.call_soon_threadsafe(self._refuse_by_share, outcome.refused)
         if self.file.inserted:
             self._loop.call_soon_threadsafe(self.committed.set)
 

@@ -108,10 +108,10 @@ class FrontDoor:
             self._buffer.keep(self.clocks.marks(readings[-1].datum.received_us))
         self._buffer.append(entries, done, marks, origin)
 
-    def is_above_share(self, reading: Reading) -> bool:
-        """See `ListenerIntake.is_above_share`."""
-        topic = self._topics.known.get((reading.topic, reading.subject, reading.writer))
-        return isinstance(topic, ResolvedTopic) and self._buffer.is_held_back(topic.series.device)
+    @property
+    def refuses_by_share(self) -> bool:
+        """See `ListenerIntake.refuses_by_share`."""
+        return self._buffer.refuses_by_share
 
     async def recall(self, device: str, boot: str, held: range) -> Recalled:
         """See `SerialIntake.recall`."""

@@ -92,7 +92,7 @@ class DeviceClient(Client):
 
     def may_refuse(self, batch: ClientBatch) -> bool:
         """See `Client.may_refuse`: MQTT 5 has a code for a device above its share, and the connection goes on."""
-        return self._has_reasons and batch.has_only_readings and self._shared.intake.is_above_share(batch.readings[0])
+        return self._has_reasons and batch.has_only_readings and self._shared.intake.refuses_by_share
 
     def lose_refused(self, batch: ClientBatch) -> None:
         count = len(batch.readings) - batch.qos0

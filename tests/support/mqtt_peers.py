@@ -36,7 +36,7 @@ class RecordingIntake:
         """Marks of the same batches."""
         self.outcome: bool | None = True
         self.cannot_store = False
-        self.above_share = False
+        self.refuses_by_share = False
         self.losses: list[tuple[str | None, str, int]] = []
         self.events: list[tuple[str, str | None, dict[str, object]]] = []
 
@@ -67,9 +67,6 @@ class RecordingIntake:
         """Forget batches that were taken and not committed, as `kill -9` does."""
         self.batches.clear()
         self._marks.clear()
-
-    def is_above_share(self, reading: Reading) -> bool:  # noqa: ARG002 - all devices alike
-        return self.above_share
 
     async def marks(self, prefix: str) -> dict[str, bytes]:
         return {key: value for key, value in self.kept.items() if key.startswith(prefix)}

@@ -316,7 +316,7 @@ async def test_paho_with_mqtt_5_is_told_why_its_connection_ends(intake: Recordin
 
 
 async def test_pahos_refused_readings_carry_the_reason(intake: RecordingIntake) -> None:
-    intake.outcome, intake.above_share = False, True
+    intake.outcome, intake.refuses_by_share = False, True
     async with listening(intake) as listener:
         paho = Paho("m001", MQTTProtocolVersion.MQTTv5)
         told: list[str] = []

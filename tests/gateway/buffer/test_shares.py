@@ -3,6 +3,7 @@
 import asyncio
 import random
 import sqlite3
+import threading
 import time
 from contextlib import closing
 from pathlib import Path
@@ -90,6 +91,32 @@ async def test_a_device_that_fills_the_buffer_is_refused_and_no_other(tmp_path: 
         await confirm(buffer, (await all_rows(buffer))[:20])
         await asyncio.sleep(shares.HOLD_S)
         assert await send(buffer, [entry(bytes(60_000), "bad")])
+
+
+async def test_only_a_refusal_for_its_share_is_told_as_one(tmp_path: Path) -> None:
+    async with opened(tmp_path / "buffer.db", bytes_max=4_000_000, queue_bytes_max=100_000) as buffer:
+        told: list[tuple[bool, bool]] = []
+
+        def append(payload_bytes: int) -> None:
+            entries = [entry(bytes(payload_bytes), "bad")]
+            buffer.append(entries, lambda stored: told.append((stored, buffer.refuses_by_share)), origin=SECRET)
+
+        await flood(buffer)
+        append(60_000)
+        await until(lambda: told == [(False, True)])
+        # The disk hangs, and too much waits: for that, no device has to drop a reading.
+        disk = threading.Event()
+        hanging = asyncio.create_task(buffer.run(lambda _: disk.wait()))
+        await asyncio.sleep(0)
+        try:
+            for _ in range(3):
+                append(60_000)
+            await until(lambda: told[1:])
+            assert told[1:] == [(False, False)]
+        finally:
+            disk.set()
+        await hanging
+        await until(lambda: told[2:] == [(False, True)] * 2)
 
 
 @pytest.mark.parametrize("when_full", ["refuse", "drop-oldest"])

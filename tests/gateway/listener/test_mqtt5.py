@@ -229,7 +229,7 @@ async def test_readings_that_are_not_stored_end_the_connection_as_busy(intake: R
 async def test_a_device_above_its_share_is_refused_and_stays_connected(
     qos: int, first: int, intake: RecordingIntake
 ) -> None:
-    intake.above_share = True
+    intake.refuses_by_share = True
     async with listening(intake) as listener, connected5(listener, kept()) as peer:
         intake.outcome = None
         peer.writer.write(publish5("a", 1, qos=qos))
@@ -250,7 +250,7 @@ async def test_a_device_above_its_share_is_refused_and_stays_connected(
 
 
 async def test_a_refused_exchange_that_goes_on_all_the_same_does_not_look_stored(intake: RecordingIntake) -> None:
-    intake.above_share = True
+    intake.refuses_by_share = True
     async with listening(intake) as listener, connected5(listener, kept()) as peer:
         intake.outcome = False
         peer.writer.write(publish5("a", 1, qos=2))
@@ -264,7 +264,7 @@ async def test_a_refused_exchange_that_goes_on_all_the_same_does_not_look_stored
 
 
 async def test_a_refused_batch_with_more_than_readings_ends_the_connection(intake: RecordingIntake) -> None:
-    intake.above_share = True
+    intake.refuses_by_share = True
     async with listening(intake) as listener, connected5(listener, kept()) as peer:
         intake.outcome = None
         peer.writer.write(publish5("a", 1, qos=2) + pubrel(1))
@@ -274,7 +274,7 @@ async def test_a_refused_batch_with_more_than_readings_ends_the_connection(intak
 
 
 async def test_a_3_1_1_device_above_its_share_is_disconnected_as_ever(intake: RecordingIntake) -> None:
-    intake.outcome, intake.above_share = None, True
+    intake.outcome, intake.refuses_by_share = None, True
     async with listening(intake) as listener, connected(listener) as peer:
         peer.writer.write(publish("a", 1))
         await until(lambda: intake.batches)
