@@ -32,9 +32,9 @@ class Doubt(IntEnum):
 class Datum(Struct, gc=False, array_like=True, kw_only=True):
     """One payload with its number and times. It stays one object from the ingress to Kafka.
 
-    The fields are the last columns of the table `reading`, in their order. Times are microseconds of CLOCK_BOOTTIME, of
-    the gateway boot that received it: wall time is derived when forwarding. Not frozen: the front door completes it by
-    what is in the payload, and readings that came in together get their times once all are known.
+    The fields are the last columns of a row, as `buffer.stored_rows` gives them. Times are microseconds of
+    CLOCK_BOOTTIME, of the gateway boot that received it: wall time is derived when forwarding. Not frozen: the front
+    door completes it by what is in the payload, and readings that came in together get their times once all are known.
     """
 
     received_us: int
@@ -53,6 +53,13 @@ class Datum(Struct, gc=False, array_like=True, kw_only=True):
     """A `Doubt`, or 0."""
     device_time_us: int | None = None
     """The absolute time that the sensor sent, believed or not: microseconds since 1970, UTC."""
+    properties: str | None = None
+    """User properties of its MQTT 5 message that go into headers, as `gateway.user_properties` writes them."""
+
+    @property
+    def size(self) -> int:
+        """Bytes of the payload and of the properties, as they are stored."""
+        return len(self.payload) if self.properties is None else len(self.payload) + len(self.properties)
 
     @classmethod
     def of_columns(cls, values: Iterable[Any]) -> "Datum":

@@ -41,6 +41,12 @@ texts of all other headers as attributes (`attribute_of`), and the payload as `d
 DEVICE_ATTRIBUTE, STREAM_ATTRIBUTE = "device", "stream"
 """Further attributes of a structured event: the device, and the Kafka topic of its binary records. Series, copies and
 counters (`implied_counter`) go by that topic, whatever topic the event itself is in."""
+USER_PREFIX = "mqtt_"
+"""Prefix of the headers of a message's user properties (`mqtt_unit`). They are the last ones, and readers may skip
+them."""
+USER_ATTRIBUTE = "mqttproperties"
+"""Attribute of a structured event for all user properties: a text, which is a JSON array of `[name, value]`.
+CloudEvents allows neither their names as attributes, nor a name twice."""
 READING_TYPE = "sluice.reading"
 """`ce_type` of a sensor's reading."""
 GATEWAY_TYPES = "sluice.gateway."

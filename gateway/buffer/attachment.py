@@ -338,8 +338,8 @@ class Attachment:
         file = self.file
         if batch.into != file.id:
             raise BufferFileError("the file that this was salvaged for has been replaced")
-        payloads = [row.datum.payload for row in batch.rows] + [input_.datum.payload for input_ in batch.quarantined]
-        coming = sum(len(payload) + ROW_BYTES for payload in payloads)
+        data = [row.datum for row in batch.rows] + [input_.datum for input_ in batch.quarantined]
+        coming = sum(datum.size + ROW_BYTES for datum in data)
         if coming and file.room.is_full(coming):
             # The forwarder must send rows that were taken over before, to make room.
             self._rewind()

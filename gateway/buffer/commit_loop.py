@@ -28,7 +28,7 @@ from gateway.buffer.file import AHEAD_MARK, SIGN_OF_LIFE_S, BufferFile
 from gateway.buffer.losses import has_losses
 from gateway.buffer.outgoing import OutgoingRows, replaced
 from gateway.buffer.room import row_bytes
-from gateway.buffer.rows import Entry, Loss, LossKey, Position, Row
+from gateway.buffer.rows import Entry, Loss, LossKey, Position, Row, sizes_of
 from gateway.buffer.shares import ABOVE_SHARE, Judged
 from gateway.buffer.state import StateWatch
 from gateway.buffer.wear import WriteMeter, add_usage
@@ -273,7 +273,7 @@ class CommitLoop:
                 if append is not None:
                     self._judge_unknown(append, is_of_disk=failure is not None)
         if admitted:
-            size = sum([len(row.datum.payload) for row in admitted])
+            size = sum(sizes_of(admitted))
             self._outgoing.extend(admitted, size)
             self.meter.add(len(admitted), size)
             self._note_rows()
@@ -451,7 +451,7 @@ class CommitLoop:
         if not due.is_front_due or not file.front:
             return True
         bytes_max = file.room.commit_bytes_max
-        coming = sum([row_bytes(len(row.datum.payload)) for row in file.front.rows(bytes_max)])
+        coming = sum([row_bytes(row.datum.size) for row in file.front.rows(bytes_max)])
         if file.room.is_full(coming):
             if may_drop:
                 self._made_room = True

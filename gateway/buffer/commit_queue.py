@@ -14,7 +14,7 @@ from typing import TypeVar
 
 from gateway.buffer.losses import LOSSES_MAX
 from gateway.buffer.room import INLINE_BYTES_MAX, ROW_BYTES, row_bytes
-from gateway.buffer.rows import PLAIN, Entry, Loss, LossKey, Origin, Span, loss_key
+from gateway.buffer.rows import PLAIN, Entry, Loss, LossKey, Origin, Span, loss_key, sizes_of
 from gateway.reading import BufferFileError, Mark
 from gateway.settings import BufferSettings
 
@@ -123,7 +123,7 @@ class CommitQueue:
 
     def append(self, entries: Sequence[Entry], marks: Sequence[Mark], done: Done | None, origin: Origin) -> bool:
         """Queue entries to be stored; return False if too much waits."""
-        sizes = [len(entry.datum.payload) for entry in entries]
+        sizes = sizes_of(entries)
         payload_bytes = sum(sizes)
         size = payload_bytes + ENTRY_BYTES * (len(entries) + len(marks))
         size += sum([len(mark.value) for mark in marks if mark.value is not None])
@@ -140,11 +140,11 @@ class CommitQueue:
 
     def append_own(self, entry: Entry, done: Done) -> bool:
         """Queue one of the gateway's own events; return False if too much waits."""
-        size = len(entry.datum.payload) + ENTRY_BYTES
+        size = entry.datum.size + ENTRY_BYTES
         with self._wake:
             accepted = not self._is_closing and self._own_bytes + size <= OWN_BYTES_MAX
             if accepted:
-                disk_bytes = row_bytes(len(entry.datum.payload))
+                disk_bytes = row_bytes(entry.datum.size)
                 self._own.append(Append((entry,), (), done, size, disk_bytes, is_own=True))
                 self._own_bytes += size
                 self._wake_for_append()

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from gateway.buffer.lanes import Lanes
-from gateway.buffer.room import PAGE_BYTES, ROW_BYTES, Room
+from gateway.buffer.room import PAGE_BYTES, ROW_BYTES, SIZE_SQL, Room
 from gateway.buffer.rows import Span
 from gateway.buffer.sensor_runs import DeviceRuns
 from gateway.buffer.series import SeriesTable
@@ -19,7 +19,7 @@ DELETED_SPANS_MAX = 5_000
 _LAST_WITHIN = f"""
     SELECT max(sequence) FROM (
         SELECT sequence, sum(size + {ROW_BYTES}) OVER (ORDER BY sequence) AS bytes
-        FROM {rows_within("sequence, length(payload) AS size")}
+        FROM {rows_within(f"sequence, {SIZE_SQL} AS size")}
     ) WHERE bytes <= ?3
 """
 

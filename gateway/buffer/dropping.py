@@ -13,7 +13,7 @@ from gateway.buffer.boots import BootTable
 from gateway.buffer.deletion import Deletion
 from gateway.buffer.lanes import Lanes
 from gateway.buffer.losses import count_losses, losses_of_rows
-from gateway.buffer.room import ROW_BYTES_SQL, Room
+from gateway.buffer.room import ROW_BYTES_SQL, SIZE_SQL, Room
 from gateway.buffer.rows import START, Position, Span, joined, span_at
 from gateway.buffer.shares import ABOVE_SHARE, BEHIND_ALL, Shares
 from gateway.buffer.stored_rows import first_after, first_of, rows_after
@@ -31,7 +31,7 @@ _Found = tuple[int, int, str, int]
 """A row's lane, sequence, device, and the bytes that it frees."""
 _WITH_DEVICES = f"""
     SELECT lane, sequence, coalesce((SELECT device FROM series WHERE number = found.series), ''), size
-    FROM {rows_after(f"lane, sequence, series, length(payload) + {FREED_BYTES} AS size")} AS found
+    FROM {rows_after(f"lane, sequence, series, {SIZE_SQL} + {FREED_BYTES} AS size")} AS found
 """
 # In order already. To sort them would read all of them before the first.
 _FRONT = f"""

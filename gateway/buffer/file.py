@@ -40,6 +40,7 @@ from gateway.buffer.rows import (
     Series,
     Span,
     earliest_event_us,
+    sizes_of,
     spans_of,
 )
 from gateway.buffer.salvage.progress import SALVAGE_PREFIX, Progress, kept_marks
@@ -231,8 +232,7 @@ class BufferFile:
                 self.lanes.added(len(rows), rows[-1].sequence, NOTHING_US if pending is None else pending.event_from_us)
                 series = {number: self.series.find(number) for number in {row.series for row in rows}}
                 self.shares.come(
-                    (series[row.series].device, Position(row.lane, row.sequence), len(row.datum.payload))
-                    for row in rows
+                    (series[row.series].device, Position(row.lane, row.sequence), row.datum.size) for row in rows
                 )
                 self._runs.written(
                     (series[row.series], row.datum.device_boot)
@@ -295,13 +295,13 @@ class BufferFile:
         rows, event_from_us = insert_entries(self.connection, entries, first, self.series, self.quarantine.keep)
         if rows:
             self.shares.come(
-                (entry.series.device, Position(row.lane, row.sequence), len(row.datum.payload))
+                (entry.series.device, Position(row.lane, row.sequence), row.datum.size)
                 for entry, row in zip(entries, rows, strict=True)
             )
             self.lanes.number(len(rows))
             self.lanes.added(len(rows), rows[-1].sequence, event_from_us)
             self.inserted += rows
-            self.inserted_bytes += sum([len(row.datum.payload) for row in rows])
+            self.inserted_bytes += sum(sizes_of(rows))
 
     def read(self, after: Position, limit: int) -> list[Row]:
         """Rows that follow a position; see `read_rows`."""
@@ -458,7 +458,7 @@ class BufferFile:
         insert_rows(self.connection, [replace(row, series=numbers[row.series]) for row in routed])
         self.lanes.adopted(lane.number, len(routed))
         for row in routed:
-            self.shares.adopted(series[row.series].device, Position(row.lane, row.sequence), len(row.datum.payload))
+            self.shares.adopted(series[row.series].device, Position(row.lane, row.sequence), row.datum.size)
         judged = False
         for row in routed:
             datum = row.datum

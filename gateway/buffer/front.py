@@ -95,7 +95,7 @@ class Front:
             return found
         size = 0
         for count, row in enumerate(found):
-            size += len(row.datum.payload)
+            size += row.datum.size
             if count and size > bytes_max:
                 return found[:count]
         return found

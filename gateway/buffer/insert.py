@@ -9,16 +9,25 @@ from operator import attrgetter
 from msgspec.structs import astuple
 
 from gateway.buffer.lanes import NOTHING_US
-from gateway.buffer.rows import ROW_COLUMNS, SEQUENCE_BITS, Entry, Position, Quarantined, Row, earliest_event_us
+from gateway.buffer.rows import (
+    ROW_COLUMNS,
+    SEQUENCE_BITS,
+    Entry,
+    Position,
+    Quarantined,
+    Row,
+    earliest_event_us,
+    sent_of,
+)
 from gateway.buffer.series import SeriesTable
 
 ROWS_AT_ONCE = 64
 """Rows in one statement. Each statement makes Python's lock change hands, which is slow while the event loop is
 busy."""
 
-_PLACE = {"lane", "sequence"}
-"""Columns that follow from the key."""
-_COLUMNS = tuple(column for column in ROW_COLUMNS if column not in _PLACE)
+_COMPUTED = {"lane", "sequence", "device_time_us", "properties"}
+"""Columns that follow from the key, and those that `sent` stands for."""
+_COLUMNS = (*(column for column in ROW_COLUMNS if column not in _COMPUTED), "sent")
 _ROW = f"(?, {', '.join('?' * len(_COLUMNS))})"
 _INSERT = f"INSERT INTO reading VALUES {_ROW}"
 _INSERT_MANY = f"INSERT INTO reading VALUES {', '.join([_ROW] * ROWS_AT_ONCE)}"
@@ -89,7 +98,12 @@ def insert_entries(
         received_us, boot, number, payload = datum.received_us, datum.device_boot, datum.device_sequence, datum.payload
         rows.append(Row(lane, sequence, series, datum))
         sequence += 1
-        if datum.doubt or datum.device_time_us is not None or (error_us and event_us is None):
+        if (
+            datum.doubt
+            or datum.device_time_us is not None
+            or datum.properties is not None
+            or (error_us and event_us is None)
+        ):
             forms.add(None)
             event_us = earliest_event_us(entry)
         elif event_us is not None:
@@ -142,7 +156,7 @@ def insert_rows(connection: sqlite3.Connection, rows: Sequence[Row]) -> None:
 
 def _values(row: Row) -> tuple[object, ...]:
     # As `Position.place` has it, without making one for each row.
-    return (row.lane << SEQUENCE_BITS) + row.sequence, row.series, *astuple(row.datum)
+    return (row.lane << SEQUENCE_BITS) + row.sequence, row.series, *astuple(row.datum)[:-2], sent_of(row.datum)
 
 
 def _insert_by(connection: sqlite3.Connection, form: Form, rows: Sequence[Row], values: Sequence[object]) -> None:

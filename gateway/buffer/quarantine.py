@@ -15,6 +15,7 @@ import msgspec
 from msgspec.structs import astuple, replace
 
 from gateway.buffer.losses import EVENTS_DROPPED, LOSS_TYPE, count_losses, told_loss
+from gateway.buffer.room import SIZE_SQL
 from gateway.buffer.rows import OWN_TYPES, QUARANTINE_COLUMNS, Loss, Quarantined, QuarantinedSpan
 from gateway.buffer.schema import corruption
 from gateway.settings import BufferSettings
@@ -25,7 +26,7 @@ DROPPED = "quarantine-dropped"
 """Loss reason: somebody dropped quarantined input."""
 TOPIC_FORBIDDEN = "broker-refused: TopicAuthorizationFailedError"
 """Reason of input that Kafka does not let this gateway write. Other reasons about topics begin with `topic-`."""
-BYTES_SQL = "length(payload) + 2 * length(CAST(subject AS BLOB))"
+BYTES_SQL = f"{SIZE_SQL} + 2 * length(CAST(subject AS BLOB))"
 """Bytes that input counts for the bound. A hostile topic may have 65,535 bytes, and is stored twice: as the subject
 and, behind the payload, as the topic. Only the subject is read, and counts twice."""
 _COLUMNS = ", ".join(QUARANTINE_COLUMNS)
@@ -154,7 +155,7 @@ class Quarantine:
         ).fetchone()
         self._spans = None
         self._held.setdefault(input_.device, _Held(after=number - 1))
-        self._count(input_.device, 1, len(input_.datum.payload) + 2 * len(input_.subject.encode()))
+        self._count(input_.device, 1, input_.datum.size + 2 * len(input_.subject.encode()))
         self._by_rows.grown(input_.device)
         self._by_bytes.grown(input_.device)
         # At most a tenth of the buffer, so that quarantined input does not keep readings out.

@@ -7,6 +7,7 @@ from operator import attrgetter
 
 import msgspec
 
+from gateway.buffer.room import SIZE_SQL
 from gateway.buffer.rows import ROW_COLUMNS, Position, Row, Span, joined
 from gateway.buffer.schema import corruption
 from gateway.buffer.stored_rows import rows_after, rows_within
@@ -23,14 +24,15 @@ _SELECT_MANY = f"""
     SELECT
         json_group_array(json_array(
             lane, sequence, series, json_array(
-                received_us, event_us, event_error_us, tick_ms, device_boot, device_sequence, '', doubt, device_time_us
+                received_us, event_us, event_error_us, tick_ms, device_boot, device_sequence, '', doubt, device_time_us,
+                properties
             )
         )),
         json_group_array(CASE typeof(payload) WHEN 'blob' THEN length(payload) END),
         CAST(group_concat(payload, '') AS BLOB)
     FROM {rows_after(", ".join(ROW_COLUMNS))}
 """
-_PAYLOAD_BYTES = f"SELECT total(bytes) FROM {rows_after('length(payload) AS bytes')}"
+_PAYLOAD_BYTES = f"SELECT total(bytes) FROM {rows_after(f'{SIZE_SQL} AS bytes')}"
 _SEQUENCES = f"SELECT sequence FROM {rows_within('sequence')}"
 _rows = msgspec.json.Decoder(list[Row])
 _sizes = msgspec.json.Decoder(list[int])

@@ -19,9 +19,11 @@ ROW_BYTES = 90
 """Bytes that a row takes on disk beside its payload, with its part of the indexes; rounded up."""
 INLINE_BYTES_MAX = 900
 """Payload bytes above which so few rows share a page that they fill it in part, or a payload has pages of its own."""
-_SIZE = f"(length(payload) + {ROW_BYTES})"
+SIZE_SQL = "(length(payload) + coalesce(length(properties), 0))"
+"""`Datum.size` of a row, in SQL."""
+_SIZE = f"({SIZE_SQL} + {ROW_BYTES})"
 ROW_BYTES_SQL = f"""(CASE
-    WHEN length(payload) <= {INLINE_BYTES_MAX} THEN {_SIZE}
+    WHEN {SIZE_SQL} <= {INLINE_BYTES_MAX} THEN {_SIZE}
     WHEN {_SIZE} <= {PAGE_BYTES} THEN {PAGE_BYTES} / ({PAGE_BYTES} / {_SIZE})
     ELSE {_SIZE} + {PAGE_BYTES} END)"""
 """`row_bytes` of a row, in SQL."""

@@ -113,6 +113,12 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
         # In an upgraded file it is on another page than in a new one. If the first page is lost, salvage asks here.
         f"INSERT INTO meta SELECT '{READING_ROOT}', rootpage FROM sqlite_master WHERE name = 'reading'",
     ),
+    (
+        # The time, or a text: the time or nothing, and behind it the user properties of an MQTT 5 message. A column for
+        # these would cost a byte in each row, and most have none. See `rows.sent_of` and `buffer.stored_rows`.
+        "ALTER TABLE reading RENAME COLUMN device_time_us TO sent",
+        "ALTER TABLE quarantine ADD COLUMN properties TEXT",
+    ),
 )
 """Statements by version. `PRAGMA user_version` is how many of these versions a file has."""
 

@@ -284,7 +284,7 @@ class Shares:
         for append in appends:
             sizes = Counter[str]()
             for entry in append.entries:
-                size = row_bytes(len(entry.datum.payload))
+                size = row_bytes(entry.datum.size)
                 sizes[entry.series.device] += size if entry.series in known else size + _series_bytes(entry.series)
             above: set[str] = set()
             for device, size in sizes.items():
@@ -375,7 +375,7 @@ def _parted(append: Append, above: Container[str]) -> tuple[Append, list[Entry]]
     """An append without the readings of some devices, and these readings."""
     kept = [entry for entry in append.entries if entry.series.device not in above]
     lost = [entry for entry in append.entries if entry.series.device in above]
-    return replace(append, entries=kept, disk_bytes=sum(row_bytes(len(entry.datum.payload)) for entry in kept)), lost
+    return replace(append, entries=kept, disk_bytes=sum(row_bytes(entry.datum.size) for entry in kept)), lost
 
 
 class _Limit:

@@ -10,6 +10,16 @@ from typing import Final
 
 from gateway.buffer.rows import SEQUENCE_BITS, SEQUENCE_MAX, Position, Span
 
+_READING: Final = """(
+    SELECT *,
+        CASE WHEN sent NOT NULL THEN
+            iif(instr(sent, '['), CAST(nullif(substr(sent, 1, instr(sent, '[') - 1), '') AS INTEGER), sent)
+        END AS device_time_us,
+        CASE WHEN sent NOT NULL THEN substr(sent, nullif(instr(sent, '['), 0)) END AS properties
+    FROM reading
+)"""
+"""The table `reading` with the columns that `sent` stands for: see `rows.sent_of`. Most rows have NULL there."""
+_FORMER: Final = "(SELECT *, NULL AS properties FROM former_reading)"
 _FORMER_PLACE: Final = f"(lane << {SEQUENCE_BITS} | sequence)"
 _FORMER_AFTER: Final = f"(lane, sequence) > (?1 >> {SEQUENCE_BITS}, ?1 & {SEQUENCE_MAX})"
 _FORMER_BEFORE: Final = f"(lane, sequence) < (?1 >> {SEQUENCE_BITS}, ?1 & {SEQUENCE_MAX})"
@@ -31,8 +41,8 @@ def newest_rows_after(columns: str) -> str:
 
 def _rows_after(columns: str, condition: str, order: str) -> str:
     return f"""(
-        SELECT place, {columns} FROM reading WHERE place > ?1 AND {condition} UNION ALL SELECT * FROM (
-            SELECT {_FORMER_PLACE} AS place, {columns} FROM former_reading WHERE {_FORMER_AFTER} AND {condition}
+        SELECT place, {columns} FROM {_READING} WHERE place > ?1 AND {condition} UNION ALL SELECT * FROM (
+            SELECT {_FORMER_PLACE} AS place, {columns} FROM {_FORMER} WHERE {_FORMER_AFTER} AND {condition}
             ORDER BY lane {order}, sequence {order} LIMIT ?2
         ) ORDER BY place {order} LIMIT ?2
     )"""
@@ -41,8 +51,8 @@ def _rows_after(columns: str, condition: str, order: str) -> str:
 def rows_within(columns: str) -> str:
     """A table: `columns` and the place of one lane's rows from the place ?1 to the place ?2 (`Span.places`)."""
     return f"""(
-        SELECT place, {columns} FROM reading WHERE place BETWEEN ?1 AND ?2
-        UNION ALL SELECT {_FORMER_PLACE}, {columns} FROM former_reading WHERE {_FORMER_WITHIN}
+        SELECT place, {columns} FROM {_READING} WHERE place BETWEEN ?1 AND ?2
+        UNION ALL SELECT {_FORMER_PLACE}, {columns} FROM {_FORMER} WHERE {_FORMER_WITHIN}
     )"""
 
 

@@ -4,7 +4,7 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from operator import attrgetter
 
-from gateway.buffer.rows import Position, Row, Span
+from gateway.buffer.rows import Position, Row, Span, sizes_of
 
 TAIL_ROWS_MAX = 20_000
 TAIL_BYTES_MAX = 4_000_000
@@ -36,7 +36,7 @@ class Tail:
     def follow(self, after: Position, rows: Sequence[Row]) -> None:
         """Begin anew: `rows` are all that wait behind a position, which the forwarder has reached."""
         self._rows = list(rows)
-        self._bytes = sum([len(row.datum.payload) for row in rows])
+        self._bytes = sum(sizes_of(rows))
         self._after = after
         self.is_at_end = True
 
@@ -70,6 +70,6 @@ class Tail:
         rows = self._rows
         if rows and rows[0].lane == span.lane:
             gone = rows[: bisect_right(rows, span.last, key=_sequence)]
-            self._bytes -= sum([len(row.datum.payload) for row in gone])
+            self._bytes -= sum(sizes_of(gone))
             del rows[: len(gone)]
             self._after = max(self._after or Position(0, 0), Position(span.lane, span.last))

@@ -14,6 +14,7 @@ from sqlite_utils import Database
 
 from gateway.buffer.boots import clock_of
 from gateway.buffer.losses import OWN_LOSSES
+from gateway.buffer.room import SIZE_SQL
 from gateway.buffer.rows import OWN_TYPES, ROW_COLUMNS, Position, Row, Series, Span
 from gateway.buffer.status import Moment, moment, open_to_read
 from gateway.buffer.stored_rows import first_after, first_of, last_before, last_of, rows_within
@@ -23,6 +24,7 @@ from gateway.clock.rfc3339 import rfc3339
 from gateway.clock.sensor_dates import DEFAULT_LIMITS, TimeLimits, told_us
 from gateway.kafka.record import DOUBTS, time_quality
 from gateway.record_contract import DEVICE, TIME_ERROR_UNKNOWN_US
+from gateway.user_properties import of_text
 
 SPAN_ROWS = 20_000
 """Sequence numbers that one transaction searches."""
@@ -36,7 +38,7 @@ PAGE_BYTES = 4_000_000
 _DEVICE = f"iif(series.type LIKE '{OWN_TYPES}%', '', series.device)"
 _DEPTHS = f"""
     SELECT coalesce({_DEVICE}, ''), count(*), sum(size), min(received_us), max(received_us)
-    FROM {rows_within("series, length(payload) AS size, received_us")} AS found
+    FROM {rows_within(f"series, {SIZE_SQL} AS size, received_us")} AS found
     LEFT JOIN series ON series.number = found.series GROUP BY 1
 """
 _LANES = f"""
@@ -111,6 +113,8 @@ class Reading(Struct, frozen=True):
     device_boot: str | None
     device_sequence: int | None
     doubt: str | None
+    properties: tuple[tuple[str, str], ...] | UnsetType = UNSET
+    """User properties of MQTT 5 that become headers, if there are any."""
     payload: str | UnsetType = UNSET
     payload_base64: str | UnsetType = UNSET
 
@@ -135,6 +139,8 @@ class QuarantinedInput(Struct, frozen=True):
     gateway_boot: str
     received_boottime_us: int
     bytes: int
+    properties: tuple[tuple[str, str], ...] | UnsetType = UNSET
+    """User properties of its MQTT 5 message, if there are any."""
     payload: str | UnsetType = UNSET
     payload_base64: str | UnsetType = UNSET
 
@@ -273,6 +279,7 @@ def readings(
                 device_boot=datum.device_boot,
                 device_sequence=datum.device_sequence,
                 doubt=DOUBTS.get(datum.doubt),
+                properties=of_text(datum.properties) or UNSET,
                 **_payload(datum.payload),
             )
 
@@ -303,7 +310,7 @@ def _page(db: Database, statement: str, parameters: tuple[object, ...]) -> tuple
     with closing(db.execute(statement, parameters)) as cursor:
         for values in cursor:
             rows.append(Row.of_columns(values))
-            size += len(rows[-1].datum.payload)
+            size += rows[-1].datum.size
             if size > PAGE_BYTES:
                 return rows, False
     return rows, len(rows) < PAGE_ROWS
@@ -374,7 +381,7 @@ def quarantined(
     where, given = _quarantine_filter(reason, device)
     beyond, order = ("<", "DESC") if newest_first else (">", "ASC")
     statement = f"""SELECT number, reason, device, subject, topic, writer, tick_ms, device_boot, device_sequence,
-            boot_id, received_us, payload, coalesce(boot.offset_us, 0), boot.error_us, boot.clock
+            boot_id, received_us, payload, properties, coalesce(boot.offset_us, 0), boot.error_us, boot.clock
         FROM quarantine LEFT JOIN boot USING (boot_id)
         WHERE number {beyond} :number AND {where} ORDER BY number {order} LIMIT {PAGE_ROWS}"""
     number = 2**63 - 1 if newest_first else 0
@@ -388,7 +395,7 @@ def _quarantine_page(db: Database, statement: str, parameters: dict[str, object]
     size = 0
     with closing(db.execute(statement, parameters)) as cursor:
         for number, reason, device, subject, topic, writer, tick_ms, device_boot, device_sequence, *rest in cursor:
-            boot, received_us, payload, *clock_columns = rest
+            boot, received_us, payload, properties, *clock_columns = rest
             # A boot that is no longer known has no wall clock.
             clock = clock_of(*clock_columns)
             page.append(
@@ -407,6 +414,7 @@ def _quarantine_page(db: Database, statement: str, parameters: dict[str, object]
                     gateway_boot=boot,
                     received_boottime_us=received_us,
                     bytes=len(payload),
+                    properties=of_text(properties) or UNSET,
                     **_payload(payload),
                 )
             )

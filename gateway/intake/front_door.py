@@ -23,6 +23,7 @@ from gateway.intake.resolved_topics import ResolvedTopic, ResolvedTopics
 from gateway.intake.routes import Refusal, RouteTable
 from gateway.reading import Datum, Mark, Reading, Recalled
 from gateway.settings import GatewaySettings, KafkaSettings
+from gateway.user_properties import text_of
 
 _WITH_SECRET = Origin(has_secret=True)
 
@@ -150,7 +151,7 @@ class FrontDoor:
         event = self.events.event_entry(kind, body)
         self._buffer.append_own(event, lambda stored: None if stored else self.lost(device, EVENT_REFUSED))
 
-    def routed(  # noqa: C901, PLR0912 - for every reading: each call costs
+    def routed(  # noqa: C901, PLR0912, PLR0915 - for every reading: each call costs
         self, reading: Reading, arrivals: list[Arrivals] | None
     ) -> Entry | Refusal:
         """The row of a reading. If its tick gives its time, a row that came in just now waits for it in `arrivals`."""
@@ -160,8 +161,10 @@ class FrontDoor:
         if isinstance(topic, Refusal):
             return topic
         # Each access to a field costs, and this is done for every reading.
-        series, series_of_bytes, layout, identify, ticking, tell_time, time_error_us = topic
+        series, series_of_bytes, layout, identify, ticking, tell_time, time_error_us, told = topic
         datum = reading.datum
+        if reading.user:
+            datum.properties = text_of(reading.user, told)
         payload, received_us, boot, line_tick_ms = datum.payload, datum.received_us, datum.device_boot, datum.tick_ms
         lost = None
         if datum.device_sequence is None and (identify is not None or layout == "properties"):
@@ -214,6 +217,7 @@ class FrontDoor:
     def _entry(self, reading: Reading, arrivals: list[Arrivals]) -> Entry:
         entry = self.routed(reading, arrivals)
         if isinstance(entry, Refusal):
+            reading.datum.properties = text_of(reading.user)
             device = reading.writer or (self._routes.serial_device(reading.topic) if reading.is_serial else "")
             return self.quarantine.set_aside(
                 Quarantined(
@@ -241,7 +245,7 @@ class FrontDoor:
         if reading.topic.startswith(CHECK_TOPIC_PREFIX) and self.checks.takes(reading):
             # It is no sensor's reading.
             self.counts["readings"] -= 1
-            return ResolvedTopic(self.events.series(CHECK_KIND), None, "none", None, None, None, 0)
+            return ResolvedTopic(self.events.series(CHECK_KIND), None, "none", None, None, None, 0, frozenset())
         return self._topics.resolve(reading)
 
 

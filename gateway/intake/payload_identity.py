@@ -60,6 +60,8 @@ class _Members(msgspec.Struct, gc=False):
 
 Properties = Sequence[tuple[str, str]]
 """User properties of an MQTT 5 message."""
+PROPERTIES = frozenset({"boot", "seq", "tick", "lost"})
+"""Names of the user properties of an identity."""
 Reader = Callable[[bytes], Identity | None]
 """Returns the identity in a payload, whatever that is; None if there is none. Raises nothing."""
 

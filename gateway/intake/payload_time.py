@@ -155,6 +155,10 @@ def of_timestamp_cbor(payload: bytes, _: Properties = ()) -> Told:
     return _of_milliseconds(found.get("timestamp") if isinstance(found, dict) else None)
 
 
+PROPERTIES = frozenset({"timestamp"})
+"""Names of the user properties of a time."""
+
+
 def of_property(_: bytes, user: Properties) -> Told:
     """The user property `timestamp` of an MQTT 5 message: whole milliseconds since 1970. Raises NothingToldError."""
     return _of_milliseconds(whole_number(dict(reversed(user)).get("timestamp", "")))

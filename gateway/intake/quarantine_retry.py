@@ -10,6 +10,7 @@ from gateway.buffer.rows import TICK_VOID, Entry, Quarantined
 from gateway.intake.front_door import FrontDoor
 from gateway.intake.routes import Refusal
 from gateway.reading import Datum, Reading
+from gateway.user_properties import of_text
 
 
 class RetryOutcome(msgspec.Struct, frozen=True):
@@ -38,13 +39,18 @@ async def retry_quarantined(front_door: FrontDoor, buffer: Buffer, numbers: Sequ
         elif input_.topic is None:
             refused[input_.reason] += 1
         else:
-            entry = front_door.routed(Reading(input_.topic, input_.subject, datum, input_.writer), None)
+            entry = front_door.routed(_reading(input_.topic, input_, datum), None)
             if isinstance(entry, Refusal):
                 refused[entry.reason] += 1
             else:
                 entries[number] = entry
     await buffer.transact(lambda file: file.requeue(entries, judged), buffer_id)
     return RetryOutcome(len(entries) + len(judged), dict(refused), len(set(numbers)) - len(found))
+
+
+def _reading(topic: str, input_: Quarantined, datum: Datum) -> Reading:
+    """The reading as it came in, with its times in this boot."""
+    return Reading(topic, input_.subject, datum, input_.writer, of_text(datum.properties))
 
 
 async def _in_this_boot(input_: Quarantined, buffer: Buffer, now_us: Callable[[], int]) -> Datum:

@@ -34,6 +34,8 @@ class ResolvedTopic(NamedTuple):
     tell_time: payload_time.Reader | None
     """Reader for the time of a payload without a tick; None if there is none to be found."""
     time_error_us: int
+    told: frozenset[str]
+    """Names of user properties that the route reads. They become no headers of their own."""
 
 
 class ResolvedTopics:
@@ -84,6 +86,8 @@ class ResolvedTopics:
             else None,
             payload_time.reader(found.time, found.identity, found.content_type),
             found.time_error_us,
+            (payload_identity.PROPERTIES if found.identity == "properties" else frozenset())
+            | (payload_time.PROPERTIES if found.time == "property" else frozenset()),
         )
 
     def _structured(self, found: Destination) -> StructuredEvents | None:

@@ -22,10 +22,12 @@ from gateway.record_contract import (
     HEADERS,
     REDELIVERED,
     TIME_ERROR_UNKNOWN_US,
+    USER_PREFIX,
     VARIABLE_PREFIX,
     implied_counter,
 )
 from gateway.settings import GatewaySettings
+from gateway.user_properties import of_text
 
 ESTIMATED_ROUNDING_US = 127
 """Most microseconds by which the bound of an estimated time is rounded up, so that few different bounds are encoded."""
@@ -91,6 +93,13 @@ def _estimated(error_us: int) -> bytes:
     """The headers of an estimated time's bound and quality, up to the time of receipt that follows."""
     error_us = min(error_us, TIME_ERROR_UNKNOWN_US)
     return _TIME_ERROR + string(b"%d" % error_us) + _quality("estimated")
+
+
+@lru_cache(maxsize=128)
+def _user_headers(properties: str) -> tuple[int, bytes]:
+    """Number of the headers of user properties, and these headers. Many sensors send the same ones each time."""
+    pairs = of_text(properties)
+    return len(pairs), b"".join(_header(_name(f"{USER_PREFIX}{name}"), value) for name, value in pairs)
 
 
 class RecordEncoder:
@@ -219,6 +228,10 @@ class RecordEncoder:
         if self._boottime_error:
             number += self._boottime_error
             headers += 1
+        if datum.properties is not None:
+            count, of_user = _user_headers(datum.properties)
+            number += of_user
+            headers += count
         record = b"".join(
             (
                 # Attributes, and the distance from the batch's timestamp: both 0.

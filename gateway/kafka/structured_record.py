@@ -27,12 +27,14 @@ from gateway.record_contract import (
     HEADERS,
     STREAM_ATTRIBUTE,
     TIME_ERROR_UNKNOWN_US,
+    USER_ATTRIBUTE,
     VARIABLE_PREFIX,
     attribute_of,
     implied_counter,
     says_json,
 )
 from gateway.settings import GatewaySettings
+from gateway.user_properties import of_text
 
 _BLANKS = b" \t\r\n"
 
@@ -136,6 +138,8 @@ class StructuredEncoder:
         pieces.append(_DOUBT.get(datum.doubt, b""))
         if told.boottime_error_us is not None:
             pieces.append(b'%b"%d"' % (_BOOT_TIME_ERROR, told.boottime_error_us))
+        if datum.properties is not None and of_text(datum.properties):
+            pieces.append(_attribute(USER_ATTRIBUTE, datum.properties))
         if self._is_json and fits_readers(datum.payload):
             pieces += [b',"data":', datum.payload.strip(_BLANKS), b"}"]
         else:

@@ -11,7 +11,7 @@ from operator import attrgetter
 
 from gateway.buffer.buffer import Buffer
 from gateway.buffer.read_rows import READ_BYTES_MAX
-from gateway.buffer.rows import START, Lane, Position, Row, Series, spans_of, without
+from gateway.buffer.rows import START, Lane, Position, Row, Series, sizes_of, spans_of, without
 from gateway.intake.new_clocks import NewClocks
 from gateway.reading import BufferFileError
 from gateway.settings import KafkaSettings
@@ -301,12 +301,12 @@ def _replaced() -> BufferFileError:
 
 
 def _bytes_of(rows: Sequence[Row]) -> int:
-    return sum([len(row.datum.payload) for row in rows]) + ROW_BYTES * len(rows)
+    return sum(sizes_of(rows)) + ROW_BYTES * len(rows)
 
 
 def _within(rows: list[Row], budget: float) -> list[Row]:
     """The first rows that fit into a budget, at least one: however small the budget, there is progress."""
     if _bytes_of(rows) <= budget:
         return rows
-    sizes = accumulate(len(row.datum.payload) + ROW_BYTES for row in rows)
+    sizes = accumulate(row.datum.size + ROW_BYTES for row in rows)
     return rows[: max(1, sum(1 for _ in takewhile(lambda size: size <= budget, sizes)))]

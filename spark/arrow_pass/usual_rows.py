@@ -1,8 +1,8 @@
 """Reads the usual record by columns: a fast way to what the rule book says. Executors import this module.
 
-A usual record is a reading with all of its headers and none of others', and a flat JSON object of plain numbers that
-are all in range. Every other record is left to the rule book, so that each doubt here costs time alone. No reject and
-no event of a gateway is usual.
+A usual record is a reading with all of its headers, then user properties or nothing, and a flat JSON object of plain
+numbers that are all in range. Every other record is left to the rule book, so that each doubt here costs time alone. No
+reject and no event of a gateway is usual.
 """
 
 import json
@@ -13,14 +13,14 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from gateway.record_contract import DEVICE_HEADERS, HEADERS, READING_TYPE, TIME_ERROR_UNKNOWN_US
+from gateway.record_contract import DEVICE_HEADERS, HEADERS, READING_TYPE, TIME_ERROR_UNKNOWN_US, USER_PREFIX
 from spark.arrow_pass.decimal_columns import Numbers, decimals_of_64_bits
 from spark.arrow_pass.groups import Mask, Rows, integers_of, mask_of
 from spark.decode.codec_declarations import DECIMALS_MAX, IDENTITY_MEMBERS, Metric, name_order
 from spark.decode.codec_plain import PayloadReader
 from spark.decode.event_bodies import TEXT_BYTES_MAX
 from spark.decode.record_columns import METRICS, TIME, VALUE, type_of
-from spark.decode.record_rules import BUFFER_CHARS
+from spark.decode.record_rules import BUFFER_CHARS, OTHER_HEADER_BYTES_MAX, OTHER_HEADERS_MAX
 from spark.decode.record_times import DAY_US
 from spark.decode.topic_speakers import Speakers
 from spark.log.edge_times import TOLD_SLACK_US, Clocks, Correction
@@ -111,7 +111,8 @@ class UsualReader:
         kept = pa.array(np.flatnonzero(is_usual))
         rows, texts = rows[is_usual], {name: text.take(kept) for name, text in texts.items()}
         key, value = key.take(kept).cast(pa.string()), value.take(kept)
-        return self._read(topic, rows, texts, key, value, table["timestamp"].chunk(0).take(pa.array(rows)), table)
+        kafka = table["timestamp"].chunk(0).take(pa.array(rows))
+        return self._read(topic, rows, texts, key, value, kafka, headers, table)
 
     def _read(  # noqa: PLR0913, PLR0917 - the parts of a record
         self,
@@ -121,6 +122,7 @@ class UsualReader:
         key: pa.Array,
         value: pa.Array,
         kafka: pa.Array,
+        headers: "_Headers",
         table: pa.Table,
     ) -> Usual | None:
         stream = self._payloads.declaration(topic)
@@ -168,9 +170,10 @@ class UsualReader:
         places = np.flatnonzero(is_usual)
         kept = pa.array(places)
         columns = {name: column.take(kept) for name, column in ours.items()}
+        columns["headers"] = headers.of_users(rows[places])
         values, there = payloads.values[places], payloads.there[places]
         columns["metrics"] = _metrics(payloads.names, values, there)
-        for name in ("headers", "device_counter", "doubt", "boot_time_error_us", "undeclared", "reject_reason"):
+        for name in ("device_counter", "doubt", "boot_time_error_us", "undeclared", "reject_reason"):
             columns[name] = pa.nulls(len(places), type_of(name))
         return Usual(rows[places], columns, event_us[places], kafka_us[places], payloads.names, values, there)
 
@@ -227,18 +230,53 @@ class _Headers:
 
     def __init__(self, column: pa.ListArray) -> None:
         self._starts = column.offsets.to_numpy()[:-1].astype(np.int64)
-        self._counts = np.diff(column.offsets.to_numpy())
+        counts = np.diff(column.offsets.to_numpy()).astype(np.int64)
         self._names, self._contents = column.values.field(0), column.values.field(1)
+        # User properties stand behind the others. Most records have none.
+        is_ours = np.flatnonzero(counts > len(HEADERS))
+        names = self._names.take(pa.array(self._starts[is_ours] + len(HEADERS)))
+        ours = np.minimum(counts, len(HEADERS) + len(DEVICE_HEADERS))
+        ours[is_ours[mask_of(pc.starts_with(names, USER_PREFIX))]] = len(HEADERS)
+        self._counts, self._users = ours, counts - ours
 
     def fit(self, rows: Rows) -> Mask:
-        """True for records with all headers of a usual record, in their order, and no others."""
+        """True for records with all headers of a usual record, in their order, and no others but user properties."""
         counts = self._counts[rows]
         fits: Mask = (counts == len(HEADERS)) | (counts == len(HEADERS) + len(DEVICE_HEADERS))
+        fits &= self._users[rows] <= OTHER_HEADERS_MAX
+        with_users = np.flatnonzero(fits & (self._users[rows] > 0))
+        if len(with_users):
+            places, of = self._places_of_users(rows[with_users])
+            names, contents = self._names.take(places), self._contents.take(places)
+            is_good = mask_of(pc.starts_with(names, USER_PREFIX)) & _are_short(names, OTHER_HEADER_BYTES_MAX)
+            is_good &= _are_short(contents, OTHER_HEADER_BYTES_MAX)
+            fits[with_users[of[~is_good]]] = False
         for place, name in enumerate((*HEADERS, *DEVICE_HEADERS)):
             there = np.flatnonzero(fits & (counts > place))
             names = self._names.take(pa.array(self._starts[rows[there]] + place))
             fits[there[~mask_of(pc.equal(names, name))]] = False
         return fits
+
+    def of_users(self, rows: Rows) -> pa.Array:
+        """The headers of user properties of these records; null for a record without any."""
+        counts = self._users[rows]
+        if not counts.any():
+            return pa.nulls(len(rows), type_of("headers"))
+        places, _ = self._places_of_users(rows)
+        ends = np.zeros(len(rows) + 1, dtype=np.int32)
+        np.cumsum(counts, out=ends[1:])
+        kind = type_of("headers")
+        each = [self._names.take(places).cast(pa.string()), self._contents.take(places).cast(pa.binary())]
+        structs = pa.StructArray.from_arrays(each, fields=list(kind.value_type))
+        return pa.ListArray.from_arrays(pa.array(ends), structs, type=kind, mask=pa.array(counts == 0))
+
+    def _places_of_users(self, rows: Rows) -> tuple[pa.Array, Numbers]:
+        """The places of the headers of user properties, and for each of them the position of its record in `rows`."""
+        counts = self._users[rows]
+        of = np.repeat(np.arange(len(rows)), counts)
+        firsts = np.cumsum(counts) - counts
+        starts = self._starts[rows] + self._counts[rows]
+        return pa.array(starts[of] + np.arange(len(of)) - firsts[of]), of
 
     def texts(self, rows: Rows) -> dict[str, pa.Array]:
         """The values of the headers of these records, by name. Raises ArrowInvalid if one is no text."""

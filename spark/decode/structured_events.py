@@ -6,7 +6,7 @@ Everything after that is the same for both forms (`record_rules`). Executors imp
 import re
 from base64 import b64decode
 from collections.abc import Sequence
-from json import JSONDecoder
+from json import JSONDecoder, loads
 from typing import NamedTuple
 
 from gateway.record_contract import (
@@ -14,6 +14,8 @@ from gateway.record_contract import (
     HEADER_NAMES,
     KAFKA_TOPIC,
     STREAM_ATTRIBUTE,
+    USER_ATTRIBUTE,
+    USER_PREFIX,
     VARIABLE_PREFIX,
     attribute_of,
 )
@@ -58,8 +60,20 @@ def event_of(headers: Headers, value: bytes | None) -> StructuredEvent | None:
         for attribute, written in members.items()
         if attribute.startswith(_OF_ROUTE)
     ]
+    users = _users(members[USER_ATTRIBUTE]) if USER_ATTRIBUTE in members else []
     others = [header for header in headers if header[0] != _CONTENT_TYPE]
-    return StructuredEvent([*given, *variables, *others], payload, stream if KAFKA_TOPIC.fullmatch(stream) else None)
+    return StructuredEvent(
+        [*given, *variables, *users, *others], payload, stream if KAFKA_TOPIC.fullmatch(stream) else None
+    )
+
+
+def _users(written: str) -> list[tuple[str, bytes | None]]:
+    """The headers of user properties; none if the attribute is not as a gateway writes it."""
+    try:
+        found = loads(_text(written))
+        return [(f"{USER_PREFIX}{name}", value.encode()) for name, value in found]
+    except (AttributeError, TypeError, ValueError, RecursionError):
+        return []
 
 
 def _is_event(content_type: bytes | None) -> bool:

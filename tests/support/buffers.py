@@ -86,7 +86,7 @@ def storing_in(table: str) -> Iterator[None]:
     if table != FORMER:
         yield
         return
-    rest = ", ".join(f"?{number}" for number in range(2, len(ROW_COLUMNS)))
+    rest = ", ".join(f"?{number}" for number in range(2, len(ROW_COLUMNS) - 1))
     statement = f"INSERT INTO former_reading VALUES (?1 >> {SEQUENCE_BITS}, ?1 & {SEQUENCE_MAX}, {rest})"
     with mock.patch.multiple(insert, _INSERT=statement, ROWS_AT_ONCE=10**9):
         yield

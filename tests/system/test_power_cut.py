@@ -30,6 +30,7 @@ from gateway.buffer.stored_rows import first_after, rows_after
 from gateway.clock.gateway_clock import BootClock
 from gateway.reading import Mark
 from gateway.settings import BufferSettings
+from tests.gateway.buffer.test_stored_rows import place_in
 from tests.support.buffers import entry_of, input_of
 from tests.support.power_cut_vfs import (
     CuttableDisk,
@@ -747,9 +748,10 @@ def former(directory: Path, version: int) -> tuple[Path, Model]:
         "INSERT INTO series (topic, key, device, subject, type, content_type)"
         " VALUES ('device-thermo', '42', '42', 'device/42/thermo', 'sluice.reading', 'text/plain')"
     )
+    place, values = place_in(version)
     connection.executemany(
-        "INSERT INTO reading (lane, sequence, series, received_us, event_error_us, payload) VALUES (1, ?, 1, 1, 0, ?)",
-        [(sequence, f"old {sequence}".encode()) for sequence in range(100)],
+        f"INSERT INTO reading ({place}, series, received_us, event_error_us, payload) VALUES ({values}, 1, 1, 0, ?)",
+        [(1, sequence, f"old {sequence}".encode()) for sequence in range(100)],
     )
     connection.execute(
         "INSERT INTO quarantine (boot_id, received_us, device, subject, reason, payload)"

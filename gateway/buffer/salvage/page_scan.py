@@ -22,7 +22,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 import msgspec
 
 from gateway.buffer import sqlite_pages
-from gateway.buffer.rows import LANE_MAX, SEQUENCE_BITS, SEQUENCE_MAX, Position, Quarantined, Row
+from gateway.buffer.rows import LANE_MAX, SEQUENCE_BITS, SEQUENCE_MAX, Position, Quarantined, Row, of_sent
 from gateway.buffer.schema import MIGRATIONS, READING_ROOT
 from gateway.buffer.sqlite_pages import (
     INTERIOR_INDEX,
@@ -35,6 +35,7 @@ from gateway.buffer.sqlite_pages import (
     PageError,
     Value,
 )
+from gateway.reading import Datum
 
 PAYLOAD_BYTES_MAX = 300_000_000
 """Bytes of one row, at most: more than any ingress lets in. A damaged length must not use up the memory."""
@@ -549,9 +550,15 @@ def _ascending(keyed: list[tuple[int, Cell]]) -> list[tuple[int, Cell]]:
     return run[::-1]
 
 
+_SENT = Datum.__struct_fields__.index("device_time_us")
+"""The place of the column `sent` among a row's columns for its datum, of which it is the last."""
+
+
 def _as_row(key: int, values: tuple[Value, ...]) -> Row:
     # Where SQLite keeps the key beside the record, NULL stands for it. Former rows begin with lane and sequence.
     series, *datum = values[1:] if values[0] is None else values[2:]
+    if values[0] is None and len(datum) == _SENT + 1 and isinstance(sent := datum[_SENT], str):
+        datum[_SENT:] = of_sent(sent)
     # Bytes are told to be known. Else a text, as a damaged type makes one, would be read as base64.
     return msgspec.convert((*Position.at(key), series, datum), Row, builtin_types=(bytes,))
 

@@ -295,7 +295,7 @@ class Salvage(threading.Thread):
                 yield chunk
                 chunk, size = [], 0
             chunk.append((key, row))
-            size += 0 if row is None else len(row.datum.payload)
+            size += 0 if row is None else row.datum.size
         if chunk:
             yield chunk
 

@@ -19,7 +19,9 @@ from gateway.buffer.buffer import Buffer
 from gateway.buffer.room import ROW_BYTES_SQL, row_bytes
 from gateway.buffer.rows import START, Entry, Origin, Position, Row, Series
 from gateway.buffer.shares import kept_bytes, kept_days
+from gateway.reading import Datum
 from gateway.settings import BufferSettings
+from gateway.user_properties import text_of
 from tests.support.buffers import confirm, entry, entry_of, input_of, losses, opened, rows, store
 from tests.support.restarted_buffer import RestartedBuffer
 from tests.support.waiting import patience, until
@@ -250,13 +252,17 @@ async def test_what_a_refused_device_sent_behind_does_not_overtake(tmp_path: Pat
         assert await send(buffer, [entry(b"1", "good")])
 
 
-@given(st.integers(0, 10_000) | st.sampled_from([900, 901, 1_955, 4_006, 4_007]))
-def test_sql_counts_a_row_as_python_does(payload_bytes: int) -> None:
+@given(
+    st.integers(0, 10_000) | st.sampled_from([900, 901, 1_955, 4_006, 4_007]),
+    st.lists(st.tuples(st.text(st.characters(codec="utf-8")), st.text(st.characters(codec="utf-8")))),
+)
+def test_sql_counts_a_row_as_python_does(payload_bytes: int, properties: list[tuple[str, str]]) -> None:
+    datum = Datum(received_us=1, payload=bytes(payload_bytes), properties=text_of(properties))
     with closing(sqlite3.connect(":memory:")) as file:
         (size,) = file.execute(
-            f"SELECT {ROW_BYTES_SQL} FROM (SELECT zeroblob(?) AS payload)", (payload_bytes,)
+            f"SELECT {ROW_BYTES_SQL} FROM (SELECT ? AS payload, ? AS properties)", (datum.payload, datum.properties)
         ).fetchone()
-    assert size == row_bytes(payload_bytes) >= payload_bytes + 90
+    assert size == row_bytes(datum.size) >= payload_bytes + 90
 
 
 @pytest.mark.parametrize("payload_bytes", [200, 1_100, 1_960, 2_010, 3_000, 4_006, 4_050, 60_000])

@@ -14,8 +14,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.buffer import schema
+from gateway.buffer.insert import insert_rows
+from gateway.buffer.read_rows import read_rows
 from gateway.buffer.room import row_bytes
-from gateway.buffer.rows import LANE_MAX, SEQUENCE_MAX, START, Position, Span
+from gateway.buffer.rows import (
+    LANE_MAX,
+    SEQUENCE_BITS,
+    SEQUENCE_MAX,
+    START,
+    Position,
+    Row,
+    Span,
+    of_sent,
+    sent_of,
+)
 from gateway.buffer.salvage.aside import is_unused
 from gateway.buffer.status import read_status
 from gateway.buffer.stored_rows import (
@@ -31,11 +43,16 @@ from gateway.buffer.stored_rows import (
 from gateway.commands.buffer_reading import depths, readings
 from gateway.commands.buffer_reading import opened as opened_to_read
 from gateway.commands.buffer_verify import verify
+from gateway.reading import Datum
 from gateway.settings import BufferSettings
+from gateway.user_properties import text_of
 from tests.support.buffers import confirm, entry, losses, opened, rows, store
 from tests.support.waiting import until
 
-FORMER_VERSIONS = range(1, len(schema.MIGRATIONS))
+VERSIONS = range(1, len(schema.MIGRATIONS))
+"""Former schemas."""
+FORMER_VERSIONS = range(1, 4)
+"""Schemas that had readings in the table that is `former_reading` now."""
 LANES, ROWS = 2, 300
 """Lanes of a former version's file, and rows of each."""
 PAGE_BYTES = 4096
@@ -106,11 +123,31 @@ def test_both_tables_are_read_as_one(
             assert left == sorted(there - {*of_span})
 
 
+@given(
+    st.none() | st.integers(-(2**63), 2**63 - 1),
+    st.none() | st.lists(st.tuples(st.text(max_size=9), st.text(max_size=9))).map(text_of),
+)
+def test_a_row_gives_back_the_sensors_time_and_its_properties(time_us: int | None, properties: str | None) -> None:
+    datum = Datum(received_us=1, payload=b"21.5", device_time_us=time_us, properties=properties)
+    with closing(new_file()) as file:
+        insert_rows(file, [Row(1, 0, 1, datum)])
+        assert read_rows(file, START, 9, Position(1, 0)) == [Row(1, 0, 1, datum)]
+    sent = sent_of(datum)
+    assert of_sent(sent) == (time_us, properties) if isinstance(sent, str) else sent == time_us
+
+
 # -- files of former versions -----------------------------------------------------------------------
 
 
 def payload_of(lane: int, sequence: int) -> bytes:
     return b"%d/%d" % (lane, sequence)
+
+
+def place_in(version: int) -> tuple[str, str]:
+    """The columns of a row's place in a schema, and an INSERT's values for a lane and a sequence."""
+    if version in FORMER_VERSIONS:
+        return "lane, sequence", "?, ?"
+    return "doubt, place", f"0, ? << {SEQUENCE_BITS} | ?"
 
 
 def former_file(path: Path, version: int, rows_each: int = ROWS) -> list[bytes]:
@@ -127,13 +164,14 @@ def former_file(path: Path, version: int, rows_each: int = ROWS) -> list[bytes]:
             series.columns,
         )
         payloads = []
+        place, values = place_in(version)
         for lane in range(1, LANES + 1):
             file.execute("INSERT INTO lane (name, boot_id) VALUES (?, 'before')", (f"{lane:012x}",))
             for sequence in range(rows_each):
                 payloads.append(payload_of(lane, sequence))
                 file.execute(
-                    "INSERT INTO reading (lane, sequence, series, received_us, event_error_us, device_boot,"
-                    " device_sequence, payload) VALUES (?, ?, 1, ?, 0, '1-00000001', ?, ?)",
+                    f"INSERT INTO reading ({place}, series, received_us, event_error_us, device_boot,"
+                    f" device_sequence, payload) VALUES ({values}, 1, ?, 0, '1-00000001', ?, ?)",
                     (lane, sequence, lane * 1_000 + sequence, (lane - 1) * rows_each + sequence, payloads[-1]),
                 )
         file.execute("COMMIT")
@@ -233,7 +271,7 @@ async def test_the_commands_show_the_rows_of_both_tables(path: Path, former: lis
     assert "readings refer to lane number 77, which is not there" in told["references"]
 
 
-@pytest.mark.parametrize("version", FORMER_VERSIONS)
+@pytest.mark.parametrize("version", VERSIONS)
 def test_the_first_start_writes_a_few_pages_however_many_rows_there_are(path: Path, version: int) -> None:
     former_file(path, version, rows_each=20_000)
     size = path.stat().st_size
@@ -305,7 +343,7 @@ time.sleep(60)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("version", FORMER_VERSIONS)
+@pytest.mark.parametrize("version", VERSIONS)
 async def test_a_kill_while_a_former_file_drains_costs_nothing(path: Path, version: int) -> None:
     former, chance, done = former_file(path, version), random.Random(version), 0  # noqa: S311 - repeatable
     for _ in range(8):

@@ -98,7 +98,7 @@ def test_a_time_that_the_sensor_sent_is_shown_where_it_can_be_right(path: Path) 
         put_lane(connection, "synced", [3, 4])
         for sequence, seconds in ((3, -60), (4, 3_600)):
             connection.execute(
-                "UPDATE reading SET device_time_us = ?, event_error_us = 250 WHERE sequence = ?",
+                "UPDATE reading SET sent = ?, event_error_us = 250 WHERE sequence = ?",
                 (BOOT_OFFSET_US + seconds * 1_000_000, sequence),
             )
     with opened(path) as db:

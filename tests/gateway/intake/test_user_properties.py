@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import UNSET
+from msgspec.structs import replace
 
 from gateway.clock.rfc3339 import rfc3339
 from gateway.intake.front_door import FrontDoor
@@ -18,7 +19,9 @@ from gateway.intake.payload_identity import (
     why_no_properties,
 )
 from gateway.intake.payload_time import DEVICE_TIME_US_MAX, NothingToldError, Told, of_property
+from gateway.intake.quarantine_retry import retry_quarantined
 from gateway.settings import PayloadIdentity, RouteSettings, TimeSource
+from gateway.user_properties import of_text
 from tests.gateway.intake.test_intake import NOW_US, door_of, take
 from tests.support.buffers import opened, reading_of, rows
 
@@ -145,3 +148,35 @@ async def test_other_routes_do_not_look_at_user_properties(tmp_path: Path) -> No
         await take_with(door, ("boot", "a1"), ("seq", "7"))
         (row,) = await rows(buffer)
     assert row.datum.device_boot is None
+
+
+async def test_properties_that_the_route_does_not_read_are_stored_with_the_reading(tmp_path: Path) -> None:
+    path = tmp_path / "buffer.db"
+    user = (("boot", "a1"), ("unit", "°C"), ("seq", "7"), ("unit", "K"), ("", "x"), ("a\nb", "x"), ("timestamp", "x"))
+    async with opened(path) as buffer:
+        await take_with(door_of(buffer, route()), *user)
+        await take_with(door_of(buffer, route("none")), *user)
+        await take_with(door_of(buffer, route()), ("boot", "a1"), ("seq", "8"))
+        await take(door_of(buffer, route()), reading_of("device/42/thermo", PAYLOAD))
+    async with opened(path) as buffer:
+        found = [of_text(row.datum.properties) for row in await rows(buffer)]
+    unread = (("unit", "°C"), ("unit", "K"), ("timestamp", "x"))
+    assert found == [unread, (("boot", "a1"), *unread[:1], ("seq", "7"), *unread[1:]), (), ()]
+
+
+async def test_input_that_is_taken_in_again_has_its_properties(tmp_path: Path) -> None:
+    async with opened(tmp_path / "buffer.db") as buffer:
+        user = ("boot", "a1"), ("seq", "7"), ("unit", "C")
+        await take_with(door_of(buffer, replace(route(), topic="other/{device}/{stream}")), *user)
+        outcome = await retry_quarantined(door_of(buffer, route()), buffer, [1])
+        assert (outcome.stored, outcome.refused) == (1, {})
+        *_, row = await rows(buffer)
+    datum = row.datum
+    assert (datum.payload, datum.device_boot, datum.device_sequence) == (PAYLOAD, "a1", 7)
+    assert of_text(datum.properties) == (("unit", "C"),)
+
+
+@given(st.text(max_size=30))
+def test_a_damaged_text_has_no_properties(text: str) -> None:
+    assert all(len(pair) == 2 for pair in of_text(text))
+    assert of_text(None) == ()

@@ -19,11 +19,13 @@ from gateway.record_contract import (
     HEADER_NAMES,
     HEADERS,
     TIME_ERROR_UNKNOWN_US,
+    USER_PREFIX,
     VARIABLE_PREFIX,
     counter_of,
     implied_counter,
 )
 from gateway.settings import GatewaySettings
+from gateway.user_properties import text_of
 from tests.support.buffers import changed, row_of
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -52,7 +54,7 @@ def decoded(batch: EncodedBatch) -> list[Any]:
 
 
 def test_a_reading_with_everything() -> None:
-    row = Row.of_columns((1, 17, 1, 1_000_000, 900_000, 1_500, 123_456, "7-1a2b3c4d", 99, b"{}", 1, None))
+    row = Row.of_columns((1, 17, 1, 1_000_000, 900_000, 1_500, 123_456, "7-1a2b3c4d", 99, b"{}", 1, None, None))
     assert headers(row) == [
         ("ce_specversion", b"1.0"),
         ("ce_id", b"00ff00ff00ff00ff-0123456789ab-17"),
@@ -90,7 +92,7 @@ def test_a_record_names_its_counter_where_the_kafka_topic_does_not_imply_it(
     topic: str, subject: str, kafka_topic: str, named: str | None
 ) -> None:
     series = Series(kafka_topic, "42", "42", subject, "sluice.reading", "application/json", topic)
-    row = Row.of_columns((1, 17, 1, 1_000_000, 900_000, 1_500, 123_456, "7-1a2b3c4d", 99, b"{}", 1, None))
+    row = Row.of_columns((1, 17, 1, 1_000_000, 900_000, 1_500, 123_456, "7-1a2b3c4d", 99, b"{}", 1, None, None))
     found = dict(headers(row, series=series))
     assert found.get("ce_devicecounter") == (None if named is None else named.encode())
     assert tuple(found) == tuple(name for name in HEADER_NAMES if name in found)
@@ -100,7 +102,7 @@ def test_a_record_names_its_counter_where_the_kafka_topic_does_not_imply_it(
 
 def test_the_variables_of_a_route_have_headers_behind_those_of_every_record() -> None:
     series = replace(SERIES, variables=(("site", "Büro 1"), ("device", "aa:bb")))
-    row = Row.of_columns((1, 17, 1, 1_000_000, 900_000, 1_500, 123_456, "7-1a2b3c4d", 99, b"{}", 1, None))
+    row = Row.of_columns((1, 17, 1, 1_000_000, 900_000, 1_500, 123_456, "7-1a2b3c4d", 99, b"{}", 1, None, None))
     plain, found = headers(row), headers(row, series=series)
     own = [("route_site", "Büro 1".encode()), ("route_device", b"aa:bb")]
     assert found == [*plain[: len(HEADERS)], *own, *plain[len(HEADERS) :]]
@@ -128,9 +130,10 @@ def test_a_sensor_without_a_tick_gets_the_time_of_receipt_and_says_so() -> None:
 
 UNKNOWN = BootClock.constant(0, None)
 BOUNDED = BootClock.constant(WALL, 1_000, "bounded")
-ESTIMATED = Row.of_columns((1, 0, 1, 1_000_000, 900_000, 5, 1, "7-1a2b3c4d", 3, b"21.5", Doubt.CONFLICT, None))
+ESTIMATED = Row.of_columns((1, 0, 1, 1_000_000, 900_000, 5, 1, "7-1a2b3c4d", 3, b"21.5", Doubt.CONFLICT, None, None))
 RECEIVED = row_of()
 TICKING = row_of(tick_ms=123)
+TEXT = st.characters(codec="utf-8")
 NO_BOUND = str(TIME_ERROR_UNKNOWN_US)
 
 
@@ -165,6 +168,18 @@ def test_a_records_time_headers_hold_all_that_a_correction_needs(  # noqa: PLR09
 def test_a_record_without_a_synced_clock_may_have_all_headers() -> None:
     series = replace(SERIES, topic="all", stream=SERIES.subject)
     assert tuple(name for name, _ in headers(ESTIMATED, UNKNOWN, series)) == HEADER_NAMES
+
+
+@given(
+    pairs=st.lists(st.tuples(st.text(TEXT, max_size=9), st.text(TEXT, max_size=99)), max_size=32),
+    is_numbered=st.booleans(),
+)
+def test_user_properties_have_headers_behind_all_others(pairs: list[tuple[str, str]], *, is_numbered: bool) -> None:
+    row = ESTIMATED if is_numbered else changed(ESTIMATED, device_boot=None, device_sequence=None)
+    found = headers(changed(row, properties=text_of(pairs)), UNKNOWN)
+    names = [(f"mqtt_{name}", value.encode()) for name, value in pairs if name and name.isprintable()]
+    assert found == [*headers(row, UNKNOWN), *names]
+    assert USER_PREFIX == "mqtt_"
 
 
 HOUR_US = 3_600_000_000
@@ -213,7 +228,9 @@ def test_what_was_kept_of_rows_before_changes_no_record(times: list[tuple[Any, .
     encoder = RecordEncoder(GATEWAY, LANE, SERIES)
     known: dict[int, BootTimes] = {}
     for received_us, event_us, error_us, tick_ms, device_time_us, clock in times:
-        row = Row.of_columns((1, 17, 1, received_us, event_us, error_us, tick_ms, None, None, b"", 0, device_time_us))
+        row = Row.of_columns(
+            (1, 17, 1, received_us, event_us, error_us, tick_ms, None, None, b"", 0, device_time_us, None)
+        )
         of_boot = known.setdefault(id(clock), BootTimes(clock))
         encoded = encoder.encode(row, of_boot, 0)
         assert encoded == RecordEncoder(GATEWAY, LANE, SERIES).encode(row, BootTimes(clock), 0)
@@ -300,7 +317,7 @@ def test_what_is_encoded_here_is_what_a_consumer_reads(
     encoder, times = RecordEncoder(GATEWAY, LANE, SERIES), BootTimes(CLOCK)
     batch = EncodedBatch(compression)
     rows = [
-        Row.of_columns((1, sequence, 1, 1_000_000, event_us, 7, None, boot, sequence, payload, doubt, None))
+        Row.of_columns((1, sequence, 1, 1_000_000, event_us, 7, None, boot, sequence, payload, doubt, None, None))
         for payload, event_us, boot, sequence, doubt in readings
     ]
     for row in rows:

@@ -17,11 +17,14 @@ from gateway.kafka.batch import EncodedBatch
 from gateway.kafka.event_data import LEVELS_MAX, NAME_BYTES_MAX, NUMBER_BYTES_MAX, fits_readers
 from gateway.kafka.structured_record import StructuredEncoder
 from gateway.reading import Doubt
-from gateway.record_contract import EVENT_CONTENT_TYPE, HEADER_NAMES, attribute_of
+from gateway.record_contract import EVENT_CONTENT_TYPE, HEADER_NAMES, USER_ATTRIBUTE, USER_PREFIX, attribute_of
+from gateway.user_properties import text_of
 from tests.gateway.kafka.test_kafka_record import BOUNDED, CLOCK, GATEWAY, LANE, LEARNT, UNKNOWN, WALL, decoded, headers
 from tests.support.buffers import changed, row_of
 
 SERIES = Series("readings", "42", "42", "site/a/42", "sluice.reading", "application/json", "site/a/42")
+TEXT = st.text(st.characters(codec="utf-8"), max_size=9)
+USERS = st.lists(st.tuples(TEXT, TEXT), max_size=3)
 EVENTS = StructuredEvents(instead=True, variables=(("site", 'Büro "1"'), ("device_name", "42")))
 
 
@@ -36,7 +39,9 @@ def event(row: Row, clock: BootClock = CLOCK, series: Series = SERIES) -> dict[s
 
 
 def test_an_event_with_everything() -> None:
-    row = Row.of_columns((1, 17, 1, 1_000_000, 900_000, 1_500, 1, "7-1a2b3c4d", 99, b'{"celsius": 21.50}\n', 1, None))
+    users = text_of([("unit", "°C"), ("unit", "K")])
+    payload = b'{"celsius": 21.50}\n'
+    row = Row.of_columns((1, 17, 1, 1_000_000, 900_000, 1_500, 1, "7-1a2b3c4d", 99, payload, 1, None, users))
     assert event(row) == {
         "specversion": "1.0",
         "id": "00ff00ff00ff00ff-0123456789ab-17",
@@ -60,6 +65,7 @@ def test_an_event_with_everything() -> None:
         "devicesequence": "99",
         "devicecounter": "site/a/42",
         "doubt": "redelivered",
+        "mqttproperties": '[["unit","\\u00b0C"],["unit","K"]]',
         "data": {"celsius": 21.5},
     }
 
@@ -76,19 +82,28 @@ def test_an_event_with_everything() -> None:
         st.sampled_from([b"21.5", b"on"]),
         st.sampled_from([0, *map(int, Doubt)]),
         st.none() | st.integers(WALL - 10**9, WALL + 10**9),
+        st.none() | USERS.map(text_of) | st.just("damaged"),
     ),
     clock=st.sampled_from([CLOCK, BOUNDED, UNKNOWN, LEARNT]),
     topic=st.sampled_from(["readings", "device-a"]),
 )
 def test_its_attributes_are_the_headers_of_the_binary_record(row: Row, clock: BootClock, topic: str) -> None:
     series = replace(SERIES, topic=topic)
-    told = {name: text.decode() for name, text in headers(row, clock, series)}
+    all_headers = headers(row, clock, series)
+    told = {name: text.decode() for name, text in all_headers}
     found = event(row, clock, series)
-    assert {name: found[attribute_of(name)] for name in HEADER_NAMES if attribute_of(name) in found} == told
+    names = [USER_PREFIX + name for name, _ in json.loads(found.get(USER_ATTRIBUTE, "[]"))]
+    assert {name: found[attribute_of(name)] for name in HEADER_NAMES if attribute_of(name) in found} == {
+        name: text for name, text in told.items() if name not in names
+    }
+    assert json.loads(found.get(USER_ATTRIBUTE, "[]")) == [
+        [name.removeprefix(USER_PREFIX), text.decode()] for name, text in all_headers if name.startswith(USER_PREFIX)
+    ]
 
 
 def test_attributes_have_names_that_cloudevents_allows() -> None:
     assert all(re.fullmatch("[a-z0-9]+", attribute_of(name)) for name in (*HEADER_NAMES, "route_device_name"))
+    assert re.fullmatch("[a-z0-9]+", USER_ATTRIBUTE)
 
 
 @given(

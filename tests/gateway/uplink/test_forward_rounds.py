@@ -524,6 +524,29 @@ async def test_a_topic_that_is_forbidden_again_costs_one_reading_each_time(tmp_p
     assert sorted(values) == sorted([b"ok", *(b"%d" % n for n in range(40))])
 
 
+async def test_user_properties_go_into_the_quarantine_and_out_again(tmp_path: Path) -> None:
+    def with_unit(payload: bytes) -> Entry:
+        return changed(reading("a", payload, "device-secret", structured=BESIDE), properties='[["unit","C"]]')
+
+    async with opened(tmp_path / "buffer.db") as buffer, uplink(buffer) as line:
+        redrive = Redrive(buffer, line.front_door, line.memory)
+        assert await store(buffer, [with_unit(b"before")])
+        await drained(buffer)
+        line.broker.forbidden.add("device-secret")
+        assert await store(buffer, [with_unit(b"refused")])
+        await drained(buffer)
+        assert [input_.datum.properties for input_ in (await quarantined_of(buffer, range(9))).values()]
+        line.broker.forbidden.clear()
+        line.verdicts.condemned.clear()
+        await redrive.take_in_again(line.broker.admin)
+        await drained(buffer)
+    records = line.broker.of("device-secret")
+    assert [(record.value, record.headers["mqtt_unit"]) for record in records] == [(b"before", "C"), (b"refused", "C")]
+    events = line.broker.of("structured-device-secret")
+    assert {record.value for record in events} == {b"before", b"refused"}
+    assert {record.headers["ce_mqttproperties"] for record in events} == {'[["unit","C"]]'}
+
+
 @pytest.mark.parametrize("refusal", [MessageSizeTooLargeError, for_code(87)])
 async def test_refused_records_are_found_by_halving_and_nobody_else_waits(
     tmp_path: Path, refusal: type[KafkaError]

@@ -111,6 +111,13 @@ TEXTS = st.one_of(
 )
 
 
+USERS: st.SearchStrategy[tuple[str, bytes | None]] = st.tuples(
+    st.sampled_from(["mqtt_unit", "mqtt_", "mqtt_ü", "mqtt_ce_id", "mqtt_" + "n" * 8_188]),
+    st.sampled_from([b"C", b"C", b"", b"\xff", None, b"v" * 8_192, b"v" * 8_193]),
+)
+"""Headers of user properties, most of them as a gateway writes them."""
+
+
 @st.composite
 def headers(draw: st.DrawFn) -> Headers | None:
     """Headers of readings, most of them right."""
@@ -128,6 +135,7 @@ def headers(draw: st.DrawFn) -> Headers | None:
         boot_error_us=draw(st.sampled_from([None, None, None, 5])),
         doubt=draw(st.sampled_from([None, None, None, "conflict"])),
     )
+    made = [*made, *draw(st.lists(USERS, max_size=3))]
     wrong = draw(st.integers(0, 9))
     if wrong == 0:
         name = draw(st.sampled_from([name for name, _ in made]))
@@ -218,6 +226,13 @@ def test_the_usual_reading_is_read_by_columns() -> None:
     ]
     flat = Verdicts(FLAT, TopicOwners(), {})
     assert usual_places(several, flat) == [0, 1, 2, 3]
+    users: Headers = [("mqtt_unit", b"C"), ("mqtt_raw", b"\xff")]
+    with_users = [
+        replace(each, headers=[*(each.headers or ()), *users[:number]]) for number, each in enumerate(several[:3])
+    ]
+    assert usual_places(with_users, flat) == [0, 1, 2]
+    strange: Headers = [("traceparent", b"1")]
+    assert usual_places([replace(several[1], headers=[*(several[1].headers or ()), *users, *strange])], flat) == []
     # Of which nothing is declared, too; but not what the first of them lacks.
     assert usual_places(several) == [0, 1, 3]
 

@@ -14,10 +14,12 @@ from gateway.clock.gateway_clock import BootClock, BootTimes
 from gateway.kafka.batch import EncodedBatch
 from gateway.kafka.record import RecordEncoder
 from gateway.kafka.structured_record import StructuredEncoder
+from gateway.user_properties import text_of
 from spark.decode.codec_declarations import Streams
 from spark.decode.record_plain import read_record
 from spark.decode.topic_speakers import FAULT, Speakers, TopicOwners
 from tests.gateway.kafka.test_kafka_record import CLOCK, GATEWAY, LANE, LEARNT, UNKNOWN, decoded
+from tests.gateway.kafka.test_structured_record import USERS
 from tests.support.read_records import read, rows_read, rows_typed
 from tests.support.spark_oracle import KafkaRecord
 from tests.support.spark_records import reading
@@ -45,7 +47,7 @@ def both(row: Row, clock: BootClock = CLOCK, series: Series = SERIES) -> tuple[K
 
 
 def row_of(payload: bytes = TEMPERATURE, number: int = 17) -> Row:
-    return Row.of_columns((1, number, 1, 1_000_000, 900_000, 1_500, None, "7-1a2b3c4d", number, payload, 0, None))
+    return Row.of_columns((1, number, 1, 1_000_000, 900_000, 1_500, None, "7-1a2b3c4d", number, payload, 0, None, None))
 
 
 @given(
@@ -60,6 +62,7 @@ def row_of(payload: bytes = TEMPERATURE, number: int = 17) -> Row:
         st.binary(max_size=9) | st.sampled_from([TEMPERATURE, b"null", b"21.5"]),
         st.integers(0, 2),
         st.none(),
+        st.none() | USERS.map(text_of) | st.just("damaged"),
     ),
     clock=st.sampled_from([CLOCK, UNKNOWN, LEARNT]),
     series=st.sampled_from([SERIES, structs.replace(SERIES, content_type="text/plain", topic="device-a")]),
@@ -72,6 +75,16 @@ def test_an_event_is_read_as_its_binary_record(row: Row, clock: BootClock, serie
     assert event == binary
     assert event["stream"] == series.topic
     assert event["header_fault"] is None
+
+
+@pytest.mark.parametrize(
+    "given", [1, None, "", "[", "{}", "[1]", '[["a"]]', '[["a", 1]]', '[["a", "\\ud800"]]', "[" * 100_000]
+)
+def test_user_properties_in_another_form_are_left_out(given: object) -> None:
+    _, event = both(row_of())
+    changed = json.dumps({**json.loads(event.value or b""), "mqttproperties": given}).encode()
+    strange, plain = rows_typed([replace(event, value=changed), event])
+    assert strange == plain
 
 
 def test_headers_of_others_are_kept_beside_the_variables() -> None:

@@ -38,6 +38,7 @@ pytestmark = pytest.mark.slow
 
 FORMER, NEWER = len(schema.MIGRATIONS), len(schema.MIGRATIONS) + 1
 QOS2 = "a mark of an ingress"
+UNIT = '[["unit","C"]]'
 
 
 @contextmanager
@@ -67,8 +68,9 @@ async def fill(path: Path) -> None:
     """Have a newer version store a reading, an input of the quarantine, a loss and a mark."""
     with version(NEWER):
         async with opened(path) as buffer:
-            assert await store(buffer, [entry(b"newer", "42", 7)])
+            assert await store(buffer, [changed(entry(b"newer", "42", 7), properties=UNIT)])
             refused = input_of("refused", b"put aside", "42", "s", 5, series=1, boot_id="boot-0")
+            refused.datum.properties = UNIT
             assert await append(buffer, [changed(entry(b"report"), quarantined=refused)], [Mark(QOS2, b"7")])
             await buffer.transact(lambda file: file.count_losses([Loss("42", "ring", "boot-1", 3, 1, 2)]))
 
@@ -90,9 +92,10 @@ async def test_what_a_newer_version_stored_waits_until_that_version_runs(tmp_pat
             (done,) = await taken_over(buffer)
             assert (done.progress.taken, done.missing) == (2, 0)
             assert sorted(await payloads(buffer)) == [b"boot-2", b"boot-3", b"newer", b"report"]
-            assert [input_.datum.payload for input_ in (await quarantined_of(buffer, range(9))).values()] == [
-                b"put aside"
-            ]
+            set_aside = (await quarantined_of(buffer, range(9))).values()
+            assert [(input_.datum.payload, input_.datum.properties) for input_ in set_aside] == [(b"put aside", UNIT)]
+            kept = [row.datum.payload for row in await rows(buffer) if row.datum.properties == UNIT]
+            assert kept == [b"newer"]
             assert [(loss.reason, loss.count) for loss in await losses(buffer)] == [("ring", 3)]
             assert not await marks_of(buffer, QOS2)
             assert await store(buffer, [entry(b"newer", "42", 7)])
