@@ -4,6 +4,7 @@ import secrets
 import sqlite3
 from collections.abc import Iterable
 from contextlib import closing, suppress
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -135,7 +136,7 @@ def connect_read_only(path: Path) -> sqlite3.Connection:
 def is_newer(path: Path) -> bool:
     """Whether only a newer version can read the file. False if the file cannot be asked."""
     with suppress(sqlite3.Error, UnicodeDecodeError), closing(connect_read_only(path)) as connection:
-        return _stored_version(connection) > len(MIGRATIONS)
+        return _stored_version(connection) > len(MIGRATIONS) and not _has_this_schema(connection)
     return False
 
 
@@ -260,11 +261,22 @@ def _stored_version(connection: sqlite3.Connection) -> int:
     return int(version)
 
 
+def _has_this_schema(connection: sqlite3.Connection) -> bool:
+    """Whether a file has the tables of this version. A newer version has others, as each migration changes some."""
+    tables = "SELECT name, sql FROM sqlite_master WHERE name != 'spare' ORDER BY name"
+    with closing(sqlite3.connect(":memory:", isolation_level=None)) as new:
+        for statement in chain.from_iterable(MIGRATIONS):
+            new.execute(statement)
+        return new.execute(tables).fetchall() == connection.execute(tables).fetchall()
+
+
 def _version(connection: sqlite3.Connection) -> int:
     version = _stored_version(connection)
     if version == 0 and connection.execute("SELECT 1 FROM sqlite_master").fetchone():
         raise BufferFileError("the file is another program's database: set buffer.path to a file of its own")
     if version > len(MIGRATIONS):
+        if _has_this_schema(connection):
+            raise corruption("the number of its schema is damaged")
         raise NewerFileError(
             f"the buffer was written by a newer Sluice (schema {version}, this one knows {len(MIGRATIONS)})"
         )

@@ -356,6 +356,7 @@ def test_a_page_that_stands_in_the_place_of_another_costs_only_that_one(
 
 @of_any_version
 @given(st.lists(st.tuples(st.integers(0, 2**20), st.binary(min_size=1, max_size=40)), min_size=1, max_size=10))
+@example([(60, b"\1")])  # the number of the schema, which is not of a newer version then
 @example([(505, b"0\x80")])  # into a name, which SQLite then gives in an error's words
 @example([(33816, b"\0\0\0\0\0")])  # a row between pages, which SQLite finds its way by
 @settings(max_examples=50)

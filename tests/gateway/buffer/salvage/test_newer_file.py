@@ -20,6 +20,7 @@ from gateway.buffer.salvage import aside as buffer_aside
 from gateway.buffer.salvage.progress import SALVAGE_PREFIX
 from gateway.buffer.salvage.salvage import SalvagedBatch
 from gateway.reading import Mark
+from tests.gateway.buffer.salvage.test_buffer_salvage import fold
 from tests.support.buffers import (
     append,
     changed,
@@ -120,6 +121,20 @@ async def test_an_end_of_a_newer_version_that_lost_readings_is_reported_once_it_
                 (UNCLEAN_END, "boot-1"),
                 ("ring", "boot-1"),
             }
+
+
+async def test_a_damaged_number_of_the_schema_makes_no_file_newer(tmp_path: Path) -> None:
+    path = tmp_path / "buffer.db"
+    async with opened(path) as buffer:
+        assert await store(buffer, [entry(b"before", "42", 7)])
+        await fold(buffer)
+    with path.open("r+b") as file:
+        file.seek(60)
+        file.write(b"\1")
+    async with opened(path, "boot-2") as buffer:
+        (done,) = await taken_over(buffer)
+        assert (done.progress.taken, done.missing) == (1, 0)
+        assert await payloads(buffer) == [b"before"]
 
 
 async def test_a_setting_aside_that_was_cut_off_goes_on(tmp_path: Path) -> None:
