@@ -206,6 +206,13 @@ class GatewayStates:
             if not buffer.is_over
         ]
 
+    def present_rows(self) -> list[GatewayRow]:
+        """Return a row for the present buffer file of each gateway.
+
+        A former buffer may have no `until_us`: no heartbeat since had a known clock.
+        """
+        return [row for row in self.rows() if row.buffer == self.gateways[row.namespace, row.gateway].present]
+
     def box(self, namespace: str, gateway: str, buffer: str) -> ToldState | None:
         """Return what a gateway with this buffer last told of its box; None if nothing."""
         return self.gateways[namespace, gateway].boxes.get(buffer)

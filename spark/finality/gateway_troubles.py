@@ -50,6 +50,8 @@ class GatewayNow(NamedTuple):
 
     namespace: str
     gateway: str
+    buffer: str
+    """Its present buffer file. It may have former ones."""
     site: str | None
     heard_us: int | None
     """When Kafka had its newest heartbeat, in microseconds since 1970."""
@@ -81,12 +83,12 @@ def gateways_now(states: GatewayStates, registry: Registry) -> list[GatewayNow]:
     """
     newest_us = heard_us(states) or 0
     found = []
-    for row in states.rows():
+    for row in states.present_rows():
         site, retired_us = registry.get((row.namespace, row.gateway), (None, None))
-        if row.until_us is None and (retired_us is None or retired_us > newest_us):
+        if retired_us is None or retired_us > newest_us:
             last_us = states.heard_us((row.namespace, row.gateway))
             told = tuple(_of(states, row, site, last_us, newest_us))
-            found.append(GatewayNow(row.namespace, row.gateway, site, last_us, row.depth_rows, told))
+            found.append(GatewayNow(row.namespace, row.gateway, row.buffer, site, last_us, row.depth_rows, told))
     return sorted(found, key=_how_bad)
 
 

@@ -21,4 +21,4 @@ def batch(lags: Mapping[str, int], **counts: Any) -> BatchReport:
 def gateway(name: str, *codes: str, level: str = "bad", heard_us: int = NEWEST_US, depth_rows: int = 3) -> GatewayNow:
     """A gateway with these codes, all of one level."""
     told = tuple(Trouble("plant", name, "north", level, code, "", "", heard_us) for code in codes)
-    return GatewayNow("plant", name, "north", heard_us, depth_rows, told)
+    return GatewayNow("plant", name, "0011", "north", heard_us, depth_rows, told)

@@ -9,13 +9,13 @@ import pytest
 from click.testing import CliRunner, Result
 
 from gateway.condition_codes import CODES
-from gateway.record_contract import HEARTBEAT_TYPE
+from gateway.record_contract import HEARTBEAT_TYPE, TIME_ERROR_UNKNOWN_US
 from spark.cli import main
 from spark.decode.record_types import STATE_TYPE
 from spark.desk import tables
 from spark.desk.asked import microseconds
 from spark.finality.gateway_states import GatewayEvent, GatewayStates
-from spark.finality.gateway_troubles import OLD_US, UNHEARD, Trouble, troubles
+from spark.finality.gateway_troubles import OLD_US, UNHEARD, Trouble, gateways_now, troubles
 from spark.log.edges import Edge
 from tests.support import hostile
 from tests.support.plain_warehouse import NOON, PlainWarehouse
@@ -91,6 +91,16 @@ def test_three_heartbeats_are_counted_by_the_gateways_own_interval(site: Site) -
     assert site.troubles() == []
     site.gateway("late", ago_s=181, heartbeat_s=60.0)
     assert [each.gateway for each in site.troubles()] == ["late"]
+
+
+def test_a_gateway_with_another_card_and_no_clock_is_there_once() -> None:
+    states = GatewayStates()
+    before, after = (event(HEARTBEAT_TYPE, "gw-1", ago_s, NOTHING_WAITS) for ago_s in (20, 10))
+    edge = after.edge._replace(time_error_us=TIME_ERROR_UNKNOWN_US)
+    states.take([before, after._replace(edge=edge, buffer="0000")], {})
+    # Nobody knows yet until when the former buffer took readings.
+    assert [row.until_us for row in states.rows()] == [None, None]
+    assert [(each.gateway, each.buffer) for each in gateways_now(states, {})] == [("gw-1", "0000")]
 
 
 def test_a_code_of_a_newer_gateway_is_told_too(site: Site) -> None:
