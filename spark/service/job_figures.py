@@ -173,7 +173,7 @@ class JobFigures:
 
 
 class _Gateways:
-    """Figures of gateways, made when somebody asks: they are many, and batches come more often than questions."""
+    """Figures of gateways, as a batch saw them. They are many, so they are written out only when somebody asks."""
 
     def __init__(self, now: Callable[[], Sequence[GatewayNow]]) -> None:
         self._now = now
@@ -185,6 +185,9 @@ class _Gateways:
         counts = Counts(gateway.level for gateway in gateways)
         for level in (*IN_TROUBLE, WELL):
             levels.add_metric([level], counts[level])
+        newest = _family("newest_heartbeat_timestamp_seconds", "When Kafka had the newest heartbeat of all gateways.")
+        if times_us := [gateway.heard_us for gateway in gateways if gateway.heard_us is not None]:
+            newest.add_metric([], max(times_us) / 1e6)
         heard = _family(
             "gateway_heard_timestamp_seconds", "When Kafka had the gateway's newest heartbeat.", *GATEWAY_LABELS
         )
@@ -199,7 +202,7 @@ class _Gateways:
             codes = {(each.level, each.code if each.code in _KNOWN else OTHERS) for each in gateway.troubles}
             for code in sorted(codes):
                 condition.add_metric([*labels, *code], 1)
-        yield from (levels, heard, depth, condition)
+        yield from (levels, newest, heard, depth, condition)
 
 
 def _family(name: str, words: str, *labels: str) -> GaugeMetricFamily:

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 from msgspec.structs import replace
@@ -68,7 +68,7 @@ CASES = [
     Case("SluiceTopicsLeftOut", {"sluice_ingest_left_out_topics": "0x5 2x20"}, 15, 16),
     Case("SluiceRecordsHeldBack", {"sluice_ingest_held_back_records": "0x5 2x20"}, 15, 16),
     Case("SluiceIngestWarns", {"sluice_ingest_warnings_total": "0x5 1x20"}, 5, 6),
-    Case("SluiceNoGatewayHeard", {"sluice_ingest_gateway_heard_timestamp_seconds": "0+60x5 300x20"}, 15, 16),
+    Case("SluiceNoGatewayHeard", {"sluice_ingest_newest_heartbeat_timestamp_seconds": "0+60x5 300x20"}, 15, 16),
     Case(
         "SluiceGatewayUnheard", {"sluice_ingest_gateway_condition": "1x20"}, 4, 5, {**OF_ONE, "code": "gateway-unheard"}
     ),
@@ -183,6 +183,21 @@ def test_each_alert_fires_once_its_cause_has_lasted(tmp_path: Path) -> None:
     tests = [promtool_case(case) for case in CASES]
     # JSON is YAML too.
     (tmp_path / "cases.yml").write_text(json.dumps({"rule_files": ["alerts.yml"], "tests": tests}))
+    promtool("test", "rules", str(tmp_path / "cases.yml"))
+
+
+# To Prometheus, an empty label is none.
+@pytest.mark.parametrize(("site", "words"), [({"site": "north"}, "plant/gw-1 (north)"), ({}, "plant/gw-1")])
+def test_an_alert_names_a_gateway_by_its_namespace_and_its_site_if_it_has_one(
+    tmp_path: Path, site: Mapping[str, str], words: str
+) -> None:
+    (tmp_path / "alerts.yml").write_text(ALERTS)
+    labels = {"namespace": "plant", "gateway": "gw-1", "level": "bad", "code": "buffer-full", **site}
+    series = {"sluice_ingest_gateway_condition": "1x20"}
+    case: dict[str, Any] = promtool_case(Case("SluiceGatewayBad", series, 4, 5, labels))
+    (fired,) = case["alert_rule_test"][1]["exp_alerts"]
+    fired["exp_annotations"] = {"summary": f"Gateway {words} says buffer-full."}
+    (tmp_path / "cases.yml").write_text(json.dumps({"rule_files": ["alerts.yml"], "tests": [case]}))
     promtool("test", "rules", str(tmp_path / "cases.yml"))
 
 

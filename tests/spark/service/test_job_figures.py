@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from spark.finality.gateway_troubles import UNHEARD
 from spark.ingest_job import Begun, Listener
 from spark.service.job_figures import GATEWAYS_MAX, OTHERS, STUCK_S, TOPICS_MAX, JobFigures
 from tests.support.job_reports import NEWEST_US, batch, gateway
@@ -142,6 +143,15 @@ def test_of_ten_thousand_gateways_the_worst_have_figures_and_all_are_counted() -
     heard = samples(figures, "gateway_heard_timestamp_seconds")
     assert len(heard) == GATEWAYS_MAX
     assert len(samples(figures, "gateway_condition")) == 20
+
+
+def test_the_newest_heartbeat_may_be_of_a_gateway_without_figures_of_its_own() -> None:
+    figures = JobFigures()
+    assert samples(figures, "newest_heartbeat_timestamp_seconds") == {}
+    unheard = [gateway(f"gw-{number:05}", UNHEARD, heard_us=NEWEST_US - 10**9) for number in range(GATEWAYS_MAX + 200)]
+    figures.beside(Listener()).report(replace(batch({}), gateways=(*unheard, gateway("heard"))))
+    assert max(samples(figures, "gateway_heard_timestamp_seconds").values()) == NEWEST_US / 1e6 - 1_000
+    assert samples(figures, "newest_heartbeat_timestamp_seconds") == {(): NEWEST_US / 1e6}
 
 
 @pytest.mark.skipif(MISSING is not None, reason=MISSING or "")
