@@ -123,11 +123,20 @@ def _tell_of_future(tables: "Tables", time: str, rows: str, now: datetime) -> No
 
 def explain_nothing(tables: "Tables", asked: Asked, form: Form, time: str | None, rows: Callable[[Asked], str]) -> None:
     """Say why an answer has no rows. Raises click.BadParameter for a name that nobody knows."""
-    from spark.desk.nothing import UnknownNameError, why_nothing  # noqa: PLC0415
+    from spark.desk.nothing import why_nothing  # noqa: PLC0415
 
-    try:
+    with known_names():
         words = why_nothing(tables, asked, time, rows).words(form.zone)
-    except UnknownNameError as error:
-        raise click.BadParameter(str(error), param_hint=f"--{error.what}") from error
     if words:
         beside(words)
+
+
+@contextmanager
+def known_names() -> Iterator[None]:
+    """Raise click.BadParameter for a name that nobody knows."""
+    from spark.desk.nothing import UnknownNameError  # noqa: PLC0415
+
+    try:
+        yield
+    except UnknownNameError as error:
+        raise click.BadParameter(str(error), param_hint=f"--{error.what}") from error

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
+from click.core import ParameterSource
 
 from gateway.host.terminal import say
 from gateway.host.terminal_text import counted
@@ -13,7 +14,7 @@ from spark.commands.answers import PAGE_SUFFIXES, Form, beside, print_frame, pri
 from spark.commands.asked_options import asks
 from spark.commands.cli_options import FINDING, streams_option, warehouse_option
 from spark.commands.command_session import session
-from spark.commands.desk_session import asking, explain_nothing, latest
+from spark.commands.desk_session import asking, explain_nothing, known_names, latest
 from spark.desk.asked import Asked
 from spark.desk.look_ups import GAPS, GATEWAYS, LOSSES, QUARANTINE, READINGS, TROUBLE, WINDOWS
 from spark.desk.row_text import time_text
@@ -139,6 +140,8 @@ def gateways(warehouse: str, trouble: bool, html: Path | None, asked: Asked, for
     With --trouble, show gateways that were not heard for three heartbeats, and what others last told that is not well.
     With --html, write a page that needs nothing else: who needs somebody, a map of sites, and each gateway's last days.
     """
+    if html is not None and not trouble:
+        _expect_no_rows_asked()
     with asking(warehouse) as tables:
         if html is not None:
             _write_page(tables, asked, form, html)
@@ -158,34 +161,51 @@ def gateways(warehouse: str, trouble: bool, html: Path | None, asked: Asked, for
             explain_nothing(tables, asked, form, None, lambda limits: tables.select("gateways", limits))
 
 
+def _expect_no_rows_asked() -> None:
+    """Check that no option is given that says which rows to show. Raises click.UsageError."""
+    context = click.get_current_context()
+    given = [
+        option.opts[0]
+        for option in context.command.params
+        if option.name in {"limit", "as_json", "as_csv", "out"}
+        and context.get_parameter_source(option.name) is not ParameterSource.DEFAULT
+    ]
+    if given:
+        raise click.UsageError(f"--html writes a page and shows no rows; leave out {' and '.join(given)}")
+
+
 def _write_page(tables: "Tables", asked: Asked, form: Form, file: Path) -> None:
     from spark.page.gateways import fleet, page, verdict  # noqa: PLC0415 - as `asking` says
 
     if file.suffix.lower() not in PAGE_SUFFIXES:
         raise click.BadParameter(f"{file} does not end in .html", param_hint="--html")
-    found = fleet(tables, asked.site)
+    with known_names():
+        found = fleet(tables, time.time_ns() // 1_000, asked.site)
     with replaced(file) as part:
         part.write_text(page(found, form.zone), encoding="utf-8")
-    beside(f"{verdict(found)}: {file}")
+    beside(verdict(found, form.zone))
+    beside(f"page written to {file}")
 
 
 def _trouble(tables: "Tables", asked: Asked, form: Form) -> None:
-    from spark.finality.gateway_troubles import COLUMNS, OLD_US, heard_us, troubles  # noqa: PLC0415
+    from spark.finality.gateway_troubles import COLUMNS, heard_us, is_old, troubles  # noqa: PLC0415
 
     evidence = tables.evidence()
     found = [each for each in troubles(evidence.states, evidence.registry) if asked.site in {None, each.site}]
     shown = ", ".join("make_timestamp(heard_us) AS heard_time" if name == "heard_us" else name for name in COLUMNS)
     rows = tables.source.db.sql(f"SELECT {shown} FROM ({tables.source.values(COLUMNS, found)})")
+    if not found:
+        explain_nothing(tables, asked, form, None, lambda _: "")
     print_relation(tables.source.db, rows, form, TROUBLE, spare=("namespace", "site", "heard_time", "means"))
     newest_us = heard_us(evidence.states)
-    is_old = newest_us is None or time.time() * 1e6 - newest_us > OLD_US
+    are_old = is_old(newest_us, time.time_ns() // 1_000)
     if newest_us is None:
         beside("no gateway was heard yet")
-    elif is_old:
+    elif are_old:
         beside(f"nothing was heard of any gateway since {time_text(newest_us, form.zone)}: does ingest run?")
     elif not found:
         beside("no gateway needs anybody")
-    if found or is_old:
+    if found or are_old:
         raise click.exceptions.Exit(FINDING)
 
 

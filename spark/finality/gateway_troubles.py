@@ -71,6 +71,11 @@ def heard_us(states: GatewayStates) -> int | None:
     return max(filter(None, map(states.heard_us, states.gateways)), default=None)
 
 
+def is_old(newest_us: int | None, now_us: int) -> bool:
+    """Tell whether the newest heartbeat of all gateways is so old that ingest may not run, or if there is none."""
+    return newest_us is None or now_us - newest_us > OLD_US
+
+
 def troubles(states: GatewayStates, registry: Registry) -> list[Trouble]:
     """Return what is not well: gateways with the worst first, and of each gateway the worst first."""
     return [trouble for gateway in gateways_now(states, registry) for trouble in gateway.troubles]

@@ -1,6 +1,7 @@
 """The page's addresses: the page itself, rows as files, curves, and what there is to choose from."""
 
 import hashlib
+import time
 from collections.abc import AsyncIterator, Callable
 from functools import cache
 from importlib.resources import files
@@ -116,7 +117,8 @@ def application(warehouse: KeptWarehouse, port: int, token: str) -> ASGIApp:
     async def gateways_page(request: Request) -> Response:
         asked = _asked(request)
         made = await asking.ask(
-            request, lambda tables: gateways.page(gateways.fleet(tables, asked.asked.site), asked.zone)
+            request,
+            lambda tables: gateways.page(gateways.fleet(tables, time.time_ns() // 1_000, asked.asked.site), asked.zone),
         )
         return Response(made, media_type=PAGE_KIND, headers={"content-security-policy": gateways.policy()})
 

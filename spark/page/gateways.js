@@ -2,6 +2,8 @@
 // Shows those gateways that the filters ask for, and opens the one that an address or a place on the map names.
 
 const form = document.getElementById("ask"), matching = document.getElementById("matching");
+// The page may have room for fewer than there are.
+const whole = Number(document.getElementById("all").dataset.count);
 const gateways = [...document.querySelectorAll("details.gateway")];
 const marks = new Map([...document.querySelectorAll("#map a")].map((mark) => [mark.hash.slice(1), mark]));
 const places = [...document.querySelectorAll("#map .site")];
@@ -20,7 +22,7 @@ function filter() {
     count += fits;
   }
   for (const each of places) each.hidden = ![...each.querySelectorAll("a")].some((mark) => !mark.hidden);
-  matching.textContent = count === gateways.length ? `All ${count} are shown.` : `${count} of ${gateways.length} are shown.`;
+  matching.textContent = count === whole ? `All ${count} are shown.` : `${count} of ${whole} are shown.`;
 }
 
 function open() {

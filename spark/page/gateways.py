@@ -16,13 +16,15 @@ from typing import Final
 
 from gateway.condition_codes import CODES
 from gateway.host.terminal_text import counted, size
+from spark.desk.asked import Asked
 from spark.desk.gateway_history import HISTORY_DAYS, Key, Then, read_history
+from spark.desk.nothing import why_nothing
 from spark.desk.report_svg import PATTERNS, Times, bars, duration, words
 from spark.desk.row_text import time_text
 from spark.desk.tables import Tables
 from spark.finality.box_figures import BoxFigures
 from spark.finality.gateway_figures import GatewayFigures
-from spark.finality.gateway_troubles import UNHEARD, WELL, GatewayNow, gateways_now, heard_us
+from spark.finality.gateway_troubles import UNHEARD, WELL, GatewayNow, gateways_now, heard_us, is_old
 
 GATEWAYS_MAX: Final = 2_000
 """Gateways on a page, those in trouble first. A browser takes a few seconds for so many."""
@@ -42,6 +44,8 @@ STATES: Final = {
 }
 """By state, the worst first: its name, and the sign that shows it without colour."""
 DAY_US: Final = 86_400_000_000
+_FOOTER: Final = """<footer><p>Times are those of the tables. Retired gateways are left out. A site is that of the
+registry. docs/conditions.md has the codes.</p></footer>"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,42 +76,48 @@ class Fleet:
     warehouse: str
     newest_us: int | None
     """When Kafka had the newest heartbeat of all."""
+    is_old: bool
+    """Whether that is so long ago that ingest may not run."""
     gateways: Sequence[OnPage]
 
+    @property
+    def shown(self) -> Sequence[OnPage]:
+        """Those on the page."""
+        return self.gateways[:GATEWAYS_MAX]
 
-def fleet(tables: Tables, site: str | None = None) -> Fleet:
-    """Ask the tables how all gateways are, or those of a site."""
+
+def fleet(tables: Tables, now_us: int, site: str | None = None) -> Fleet:
+    """Ask the tables how all gateways are, or those of a site. Raises UnknownNameError."""
     evidence = tables.evidence()
-    present = {
-        (figures.namespace, figures.gateway): (figures, box)
-        for figures, box in zip(evidence.gateways(), evidence.boxes(), strict=True)
-        if figures.is_present
-    }
     newest_us = heard_us(evidence.states)
+    found = [now for now in gateways_now(evidence.states, evidence.registry) if site in {None, now.site}]
+    if not found:
+        why_nothing(tables, Asked(site=site), None, lambda _: "")
     history: Mapping[Key, Sequence[Then]] = {}
     if newest_us is not None:
-        history = read_history(tables.source, tables.version()[0], evidence.sites.clocks, newest_us)
+        wanted = [(now.namespace, now.gateway) for now in found[:GATEWAYS_MAX]]
+        history = read_history(tables.source, tables.version()[0], evidence.sites.clocks, newest_us, wanted)
+    buffers = {
+        (figures.namespace, figures.gateway, figures.buffer): (figures, box)
+        for figures, box in zip(evidence.gateways(), evidence.boxes(), strict=True)
+    }
     gateways = [
-        OnPage(now, *present[key], history.get(key, ()))
-        for now in gateways_now(evidence.states, evidence.registry)
-        if (key := (now.namespace, now.gateway)) in present and site in {None, now.site}
+        OnPage(now, *buffers[now.namespace, now.gateway, now.buffer], history.get((now.namespace, now.gateway), ()))
+        for now in found
     ]
-    return Fleet(tables.warehouse, newest_us, gateways)
+    return Fleet(tables.warehouse, newest_us, is_old(newest_us, now_us), gateways)
 
 
 def page(found: Fleet, zone: tzinfo = UTC) -> str:
     """Draw the page."""
-    shown = found.gateways[:GATEWAYS_MAX]
-    body = "\n".join(
-        (_header(found, zone), _first(shown, found), _map(shown), _all(shown, found, zone), _rest(found, shown))
-    )
+    body = "\n".join((_header(found, zone), _first(found), _map(found.shown), _all(found, zone), _FOOTER))
     return f"""<!doctype html>
 <html lang="en">
 <head>
 <meta charset="utf-8">
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <meta name="color-scheme" content="light dark">
-<title>{words(verdict(found))}</title>
+<title>{words(verdict(found, zone))}</title>
 <style>
 {_read("desk.css")}{_read("gateways.css")}</style>
 </head>
@@ -137,35 +147,55 @@ def _read(name: str) -> str:
 # -- who needs somebody -----------------------------------------------------------------------------
 
 
-def verdict(found: Fleet) -> str:
-    needing = sum(bool(each.now.troubles) for each in found.gateways)
+def verdict(found: Fleet, zone: tzinfo = UTC) -> str:
+    """Say in a sentence how the gateways are, or that the tables cannot tell."""
+    needing, count = _needing(found.gateways), len(found.gateways)
     if found.newest_us is None:
-        return "No gateway was heard yet"
+        return "No gateway was heard yet."
+    if found.is_old:
+        return f"Nothing was heard of any gateway since {time_text(found.newest_us, zone)}: does ingest run?"
+    if not count:
+        return "There is no gateway here that is not retired."
     if not needing:
-        return f"All {counted(len(found.gateways), 'gateway')} are well"
-    need = "needs" if needing == 1 else "need"
-    return f"{needing:,} of {counted(len(found.gateways), 'gateway')} {need} somebody"
+        return "The only gateway is well." if count == 1 else f"All {count:,} gateways are well."
+    return f"{needing:,} of {counted(count, 'gateway')} {_need(needing)} somebody."
+
+
+def _needing(gateways: Sequence[OnPage]) -> int:
+    """How many need somebody."""
+    return sum(bool(each.now.troubles) for each in gateways)
+
+
+def _need(number: int) -> str:
+    return "needs" if number == 1 else "need"
 
 
 def _header(found: Fleet, zone: tzinfo) -> str:
     states = Counter(each.state for each in found.gateways)
-    kind = next(({UNHEARD: "bad"}.get(state, state) for state in STATES if states[state]), "note")
+    worst = next(({UNHEARD: "bad"}.get(state, state) for state in STATES if states[state]), "note")
+    kind = "bad" if found.is_old else worst
     counts = "".join(
         f"<li>{_sign(state)} <strong>{states[state]:,}</strong> {words(name)}</li>"
         for state, (name, _) in STATES.items()
         if states[state]
     )
-    heard = "" if found.newest_us is None else f"The newest heartbeat is of {words(time_text(found.newest_us, zone))}. "
+    told = [] if found.newest_us is None else ["The page shows what the tables knew then."]
+    if found.newest_us is not None and not found.is_old:
+        told.insert(0, f"The newest heartbeat is of {time_text(found.newest_us, zone)}.")
+    if left_out := found.gateways[GATEWAYS_MAX:]:
+        needing = _needing(left_out)
+        need = f"{needing:,} of these {_need(needing)}" if needing else "None of these needs"
+        told.append(f"The page has no room for {counted(len(left_out), 'more gateway')}. {need} somebody.")
     return f"""<header><h1><span class="brand">Sluice</span> gateways</h1>
 <p id="warehouse">{words(found.warehouse)}</p></header>
 <main>
-<section id="headline" class="{kind}"><p class="words">{words(verdict(found))}.</p>
-<p class="means">{heard}All else is as of then.</p><ul class="counts">{counts}</ul></section>"""
+<section id="headline" class="{kind}"><p class="words">{words(verdict(found, zone))}</p>
+<p class="means">{words(" ".join(told))}</p><ul class="counts">{counts}</ul></section>"""
 
 
-def _first(gateways: Sequence[OnPage], found: Fleet) -> str:
+def _first(found: Fleet) -> str:
     """Who needs somebody first, and what to do."""
-    needing = [each for each in gateways if each.now.troubles]
+    needing = [each for each in found.shown if each.now.troubles]
     if not needing:
         return ""
     listed = []
@@ -184,8 +214,11 @@ def _first(gateways: Sequence[OnPage], found: Fleet) -> str:
             f'<li>{_sign(each.state)}<p><a href="#g{place}">{words(each.now.gateway)}</a> '
             f'<span class="quiet">{words(each.site)}{words(away)}</span></p>{told}</li>'
         )
-    after, more = listed[FIRST_MAX:], len(needing) - len(listed)
-    rest = f'<p class="aside">{more:,} more need somebody. They stand next in the list below.</p>' if more else ""
+    after, more = listed[FIRST_MAX:], _needing(found.gateways) - len(listed)
+    left_out = _needing(found.gateways[GATEWAYS_MAX:])
+    but = f", except {left_out:,} that the page has no room for" if left_out else ""
+    next_words = f"{more:,} more {_need(more)} somebody. They come next in the list below{but}."
+    rest = f'<p class="aside">{next_words}</p>' if more else ""
     if after:
         rest = f'<details id="more"><summary>{len(after):,} more</summary><ol>{"".join(after)}</ol></details>{rest}'
     return f"""<section class="card" id="first" aria-labelledby="first-title">
@@ -220,11 +253,14 @@ def _sign(state: str) -> str:
 # -- all gateways -----------------------------------------------------------------------------------
 
 
-def _all(gateways: Sequence[OnPage], found: Fleet, zone: tzinfo) -> str:
+def _all(found: Fleet, zone: tzinfo) -> str:
+    gateways, count = found.shown, len(found.gateways)
+    title = "All gateways" if len(gateways) == count else f"The first {len(gateways):,} gateways"
     states = Counter(each.state for each in gateways)
     state_options = [(state, f"{name} ({states[state]:,})") for state, (name, _) in STATES.items() if states[state]]
     rows = "".join(_gateway(place, each, found, zone) for place, each in enumerate(gateways))
-    return f"""<section class="card" id="all" aria-labelledby="all-title"><h2 id="all-title">All gateways</h2>
+    return f"""<section class="card" id="all" data-count="{count}" aria-labelledby="all-title">
+<h2 id="all-title">{title}</h2>
 <form id="ask" aria-label="Which gateways to show" hidden>
 <label>State <select name="state"><option value="">all</option>{_options(state_options)}</select></label>
 <label>Site <select name="site"><option value="">all</option>{_counted(each.site for each in gateways)}</select></label>
@@ -350,10 +386,3 @@ def _change(then: Then, zone: tzinfo) -> str:
     told = f": {', '.join(then.conditions)}" if then.conditions else ""
     what = "told nothing" if then.level == UNHEARD else f"{name}{told}, version {then.version}"
     return f"<dt>{words(time_text(then.from_us, zone))}</dt><dd>{words(what)}</dd>"
-
-
-def _rest(found: Fleet, shown: Sequence[OnPage]) -> str:
-    more = len(found.gateways) - len(shown)
-    left_out = f"{more:,} more gateways, which need nobody first, are left out. " if more else ""
-    return f"""<footer><p>{left_out}Times are those of the tables. Retired gateways are left out. A site is that of the
-registry. docs/conditions.md has the codes.</p></footer>"""

@@ -111,7 +111,7 @@ def test_a_code_of_a_newer_gateway_is_told_too(site: Site) -> None:
 
 
 def test_the_command_ends_with_1_if_somebody_is_needed(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("spark.commands.table_commands.time.time", lambda: NOON_US / 1e6 + 60)
+    monkeypatch.setattr("spark.commands.table_commands.time.time_ns", lambda: (NOON_US + 60_000_000) * 1_000)
     site.gateway("well")
     ended = site.asked()
     assert ended.exit_code == 0
@@ -126,8 +126,8 @@ def test_the_command_ends_with_1_if_somebody_is_needed(site: Site, monkeypatch: 
 
 def test_tables_that_end_long_ago_are_a_finding_of_their_own(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     site.gateway("well")
-    old_s = (NOON_US + OLD_US) / 1e6 + 1
-    monkeypatch.setattr("spark.commands.table_commands.time.time", lambda: old_s)
+    old_ns = (NOON_US + OLD_US + 1) * 1_000
+    monkeypatch.setattr("spark.commands.table_commands.time.time_ns", lambda: old_ns)
     ended = site.asked()
     assert ended.exit_code == 1
     assert "does ingest run?" in ended.output
