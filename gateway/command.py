@@ -22,6 +22,8 @@ REFUSED_BY_DEVICE: Final = "refused-by-device"
 """Reason of a refusal: the device answered that it does not take the command."""
 By = Literal["mqtt", "serial"]
 """How a device was reached."""
+Outcome = Literal["delivered", "expired", "refused", "unknown-device"]
+"""How a command ended."""
 
 
 class CommandReports(Protocol):

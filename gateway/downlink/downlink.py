@@ -14,14 +14,14 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from fnmatch import fnmatchcase
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 import structlog
 
 from gateway.buffer.buffer import Buffer
 from gateway.buffer.rows import Entry
 from gateway.clock.gateway_clock import BootClock
-from gateway.command import By, CommandWay, DeviceCommand
+from gateway.command import By, CommandWay, DeviceCommand, Outcome
 from gateway.downlink.command_records import CommandRecord, UnfitRecord, read_command
 from gateway.downlink.ledger import LEDGER_MARKS, Coming, Ledger, Read, ending, opening, reading
 from gateway.host.logs import FewLines
@@ -30,7 +30,6 @@ from gateway.reading import BufferFileError, Mark
 from gateway.record_contract import COMMAND_ENDED
 from gateway.settings import CommandSettings, GatewaySettings
 
-Outcome = Literal["delivered", "expired", "refused", "unknown-device"]
 LOOK_S: Final = 1.0
 """Seconds between two looks at all open commands."""
 UNKNOWN_AFTER_US: Final = 30_000_000

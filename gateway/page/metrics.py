@@ -2,12 +2,13 @@
 
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, get_args
 
 from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from gateway.command import Outcome
 from gateway.health.facts import Facts
 
 REASONS_MAX = 50
@@ -125,11 +126,11 @@ def _commands(facts: Facts) -> Iterator[Metric]:
     """Yield figures of the commands from the cloud, if the gateway reads any."""
     if not facts.commands:
         return
-    counts = {name: count for name, count in facts.commands["counts"].items() if name not in {"read", "repeated"}}
     yield GaugeMetricFamily("sluice_commands_open", "Commands that have not ended.", facts.commands["waiting"])
     ended = CounterMetricFamily("sluice_commands_ended", "Commands that have ended.", labels=["outcome"])
-    for outcome, count in counts.items():
-        ended.add_metric([outcome], count)
+    # Also those that were not seen yet: Prometheus sees no increase where a series begins.
+    for outcome in get_args(Outcome):
+        ended.add_metric([outcome], facts.commands["counts"].get(outcome, 0))
     yield ended
 
 

@@ -267,8 +267,10 @@ def test_metrics_of_commands_are_those_of_a_gateway_that_reads_them() -> None:
     commands = {"topic": "t", "waiting": 2, "counts": {"read": 9, "repeated": 1, "delivered": 4, "expired": 2}}
     told = metrics.text(replace(WELL, commands=commands), versions, {}, []).decode()
     ended = {line for line in told.splitlines() if line.startswith("sluice_commands_ended_total{")}
+    # An outcome that never came is 0, so that its first increase is seen.
     assert ended == {
-        f'sluice_commands_ended_total{{outcome="{name}"}} {n}' for name, n in (("delivered", 4.0), ("expired", 2.0))
+        f'sluice_commands_ended_total{{outcome="{name}"}} {count}'
+        for name, count in (("delivered", 4.0), ("expired", 2.0), ("refused", 0.0), ("unknown-device", 0.0))
     }
     assert "\nsluice_commands_open 2.0\n" in told
     assert "sluice_commands" not in metrics.text(WELL, versions, {}, []).decode()
