@@ -16,13 +16,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from systemd import build_deb
-from systemd.deb_python import ROOT, TARGETS
+from systemd.deb_python import ROOT, TARGETS, Target
 
 OUTPUT = ROOT / "build" / "apt"
 OWN_KEY = ROOT / "build" / "signing" / "apt.key"
 """OpenPGP key that is made if none is given. apt knows no other kind, so it is not the key of `sluice update`."""
 SUITES = {12: "bookworm", 13: "trixie"}
 """Names of Debian's releases: each gets a suite, for a package fits the Python of one release."""
+_KEY_OF_BEFORE = (
+    "name the key of before (APT_KEY=FILE). If it is lost, remove all *.sources there, and give gateways the new one"
+)
 ARCHITECTURES = tuple(dict.fromkeys(target.architecture for target in TARGETS))
 
 
@@ -43,22 +46,25 @@ class Offer:
     """Share of the gateways that upgrade now. apt draws it from package, version and machine."""
 
 
-def make(packages: Path, folder: Path, offer: Offer) -> None:
+def make(packages: Path, folder: Path, offer: Offer) -> list[Target]:
     """Add this version's packages to the repository in `folder`, and sign its indexes anew.
 
-    Versions that are there stay, so that a gateway can go back to them.
+    Versions that are there stay, so that a gateway can go back to them. Returns the targets that have this version.
 
     Raises:
-        RepositoryError: the version is not built, is another one than the repository has by that name, or is not the
-            newest; or the key cannot sign.
+        RepositoryError: the version is not built, or not for all targets of the repository, is another one than the
+            repository has by that name, or is not the newest; or the key cannot sign, or is not the repository's.
+            Nothing is changed then.
     """
-    _add(packages, folder / "pool", offer.version)
     with _keyring(offer.private_key) as home:
+        _expect_trusted(folder, home, offer.private_key)
+        offered = _add(packages, folder / "pool", offer.version)
         key = _gpg(home, "--armor", "--export")
         for suite in sorted(path.name for path in (folder / "pool").iterdir()):
-            _index(folder, suite, offer)
-            _sign(folder / "dists" / suite, home)
+            release = _index(folder, suite, offer)
+            _sign(release, folder / "dists" / suite, home)
             (folder / f"sluice-{suite}.sources").write_text(_sources(offer.url, suite, key))
+    return offered
 
 
 def make_key(path: Path) -> None:
@@ -73,30 +79,77 @@ def make_key(path: Path) -> None:
     path.write_text(made)
 
 
-def _add(packages: Path, pool: Path, version: str) -> None:
+def _expect_trusted(folder: Path, home: Path, private_key: Path) -> None:
+    """Sign nothing, and verify that with the keys that gateways were given."""
+    try:
+        signed = _signed("", home)
+    except RepositoryError as error:
+        raise RepositoryError(f"{private_key} cannot sign, perhaps as it has a passphrase: {error}") from error
+    for sources in _sources_in(folder):
+        with _home() as gateway:
+            (gateway / "key").write_text(_key_of(sources.read_text()))
+            (gateway / "signed").write_text(signed)
+            try:
+                _gpg(gateway, "--import", str(gateway / "key"))
+                _gpg(gateway, "--verify", str(gateway / "signed"))
+            except RepositoryError as error:
+                raise RepositoryError(
+                    f"gateways that have {sources} would refuse what {private_key} signs: {_KEY_OF_BEFORE}"
+                ) from error
+
+
+def _add(packages: Path, pool: Path, version: str) -> list[Target]:
     """Copy packages into the pool, under the names that Debian gives to packages."""
-    found = 0
+    new: dict[Path, Path] = {}
+    offered: list[Target] = []
+    lacking: list[Target] = []
     for target in TARGETS:
         source = packages / f"{build_deb.PACKAGE}_{version}_{target}.deb"
-        full = f"{version}~deb{target.release}"
-        place = pool / SUITES[target.release] / f"{build_deb.PACKAGE}_{full}_{target.architecture}.deb"
-        for other in place.parent.glob(f"*_{target.architecture}.deb"):
-            if _is_newer(other_version := other.name.split("_")[1], full):
-                raise RepositoryError(
-                    f"the repository has {other_version}, which is newer than {full}: offer a newer version, "
-                    f"or remove {other} to withdraw it"
-                )
+        name = f"{build_deb.PACKAGE}_{version}~deb{target.release}_{target.architecture}.deb"
+        place = pool / SUITES[target.release] / name
+        others = [*place.parent.glob(f"*_{target.architecture}.deb")]
+        _expect_fitting(source, place, others)
         if source.exists():
-            if place.exists() and place.read_bytes() != source.read_bytes():
-                raise RepositoryError(
-                    f"the repository has {full} with other bytes, and gateways may have installed it: "
-                    "build this one under a version of its own"
-                )
-            place.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(source, place)
-        found += place.exists()
-    if not found:
+            new[place] = source
+        if source.exists() or place.exists():
+            offered.append(target)
+        elif others:
+            lacking.append(target)
+    if not offered:
         raise RepositoryError(f"there is no package of version {version} in {packages}: run `make deb` first")
+    if lacking:
+        raise RepositoryError(
+            f"the repository has older versions for {_listed(lacking)}, but {packages} has no {version} for them: "
+            f"build it, or remove those older versions from {pool}; such gateways then get no package"
+        )
+    for place, source in new.items():
+        place.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(source, place)
+    return offered
+
+
+def _expect_fitting(source: Path, place: Path, others: Sequence[Path]) -> None:
+    """Raise RepositoryError if a package is another one than that of its name in the pool, or is not the newest."""
+    full = _version_of(place)
+    for other in others:
+        if _is_newer(_version_of(other), full):
+            raise RepositoryError(
+                f"the repository has {_version_of(other)}, which is newer than {full}: offer a newer version, "
+                f"or remove {other} to withdraw it"
+            )
+    if source.exists() and place.exists() and place.read_bytes() != source.read_bytes():
+        raise RepositoryError(
+            f"the repository has {full} with other bytes, and gateways may have installed it: "
+            "build this one under a version of its own"
+        )
+
+
+def _version_of(package: Path) -> str:
+    return package.name.split("_")[1]
+
+
+def _listed(targets: Sequence[Target]) -> str:
+    return ", ".join(map(str, targets))
 
 
 def _is_newer(version: str, other: str) -> bool:
@@ -104,8 +157,8 @@ def _is_newer(version: str, other: str) -> bool:
     return subprocess.run(command, check=False).returncode == 0
 
 
-def _index(folder: Path, suite: str, offer: Offer) -> None:
-    """Write `Packages` of each architecture, and `Release`, which has their digests."""
+def _index(folder: Path, suite: str, offer: Offer) -> str:
+    """Write `Packages` of each architecture. Returns the text of `Release`, which has their digests."""
     place = folder / "dists" / suite
     for architecture in ARCHITECTURES:
         listed = _output("apt-ftparchive", "--arch", architecture, "packages", f"pool/{suite}", folder=folder)
@@ -115,10 +168,7 @@ def _index(folder: Path, suite: str, offer: Offer) -> None:
     said = {"Origin": "Sluice", "Label": "Sluice", "Suite": suite, "Codename": suite, "Components": "main"}
     said["Architectures"] = " ".join(ARCHITECTURES)
     options = [f"--option=APT::FTPArchive::Release::{name}={value}" for name, value in said.items()]
-    # It would list a file of its own among the others.
-    (place / "InRelease").unlink(missing_ok=True)
-    (place / "Release").unlink(missing_ok=True)
-    (place / "Release").write_text(_output("apt-ftparchive", *options, "release", ".", folder=place))
+    return _output("apt-ftparchive", *options, "release", ".", folder=place)
 
 
 def _phased(listed: str, offer: Offer) -> Iterator[str]:
@@ -129,17 +179,33 @@ def _phased(listed: str, offer: Offer) -> Iterator[str]:
         yield paragraph + (phased if is_offered and offer.phased_percent < 100 else "")
 
 
-def _sign(place: Path, home: Path) -> None:
-    """Replace `Release` by `InRelease`, which holds its signature too: one file, so both are always of one moment."""
-    signed = _gpg(home, "--clearsign", "--output", "-", str(place / "Release"))
-    (place / "Release").unlink()
-    (place / "InRelease").write_text(signed)
+def _sign(release: str, place: Path, home: Path) -> None:
+    """Write `InRelease`, which holds `Release` and its signature: one file, so both are always of one moment."""
+    new = place / "InRelease.new"
+    new.write_text(_signed(release, home))
+    new.rename(place / "InRelease")
+
+
+def _signed(text: str, home: Path) -> str:
+    plain = home / "plain"
+    plain.write_text(text)
+    return _gpg(home, "--clearsign", "--output", "-", str(plain))
 
 
 def _sources(url: str, suite: str, key: str) -> str:
     """Return the text for a gateway's `/etc/apt/sources.list.d`, which carries the key that it is to trust."""
     lines = "".join(f" {line or '.'}\n" for line in key.strip().splitlines())
     return f"Types: deb\nURIs: {url}\nSuites: {suite}\nComponents: main\nSigned-By:\n{lines}"
+
+
+def _sources_in(folder: Path) -> list[Path]:
+    return sorted(folder.glob("sluice-*.sources"))
+
+
+def _key_of(sources: str) -> str:
+    """Return the key of a text of `_sources`."""
+    lines = sources.partition("\nSigned-By:\n")[2].splitlines()
+    return "".join(f"{line.strip().removeprefix('.')}\n" for line in lines)
 
 
 @contextmanager
@@ -178,6 +244,19 @@ def _percent(text: str) -> int:
     return value
 
 
+def _own_key(folder: Path) -> Path:
+    """Return the key that is used if none is given. It is made for a repository that gateways do not know yet."""
+    if OWN_KEY.exists():
+        return OWN_KEY
+    if known := _sources_in(folder):
+        raise RepositoryError(
+            f"there is no {OWN_KEY}, and gateways that have {known[0]} trust no new key: {_KEY_OF_BEFORE}"
+        )
+    make_key(OWN_KEY)
+    print(f"made a key of your own, {OWN_KEY}: keep it, for gateways trust no other (APT_KEY=FILE names another)")
+    return OWN_KEY
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """Make the repository that the command line describes."""
     parser = argparse.ArgumentParser(prog="python -m release.apt_repository", description=__doc__)
@@ -192,15 +271,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
         tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
     )
     try:
-        if given.key is None and not OWN_KEY.exists():
-            make_key(OWN_KEY)
-            print(
-                f"made a key of your own, {OWN_KEY}: keep it, for gateways trust no other (APT_KEY=FILE names another)"
-            )
-        make(given.packages, given.output, Offer(version, given.url, given.key or OWN_KEY, given.phased))
+        key = given.key or _own_key(given.output)
+        offered = make(given.packages, given.output, Offer(version, given.url, key, given.phased))
     except RepositoryError as error:
         sys.exit(str(error))
-    print(f"{given.output}  {version} for {given.phased} % of the gateways: copy the folder to {given.url}")
+    print(
+        f"{given.output}  {version} for {given.phased} % of the gateways on {_listed(offered)}: "
+        f"copy the folder to {given.url}"
+    )
 
 
 if __name__ == "__main__":

@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from release import apt_repository
 from release.apt_repository import SUITES, Offer, RepositoryError, main, make, make_key
 from systemd.build_deb import PACKAGE
-from systemd.deb_python import TARGETS
+from systemd.deb_python import TARGETS, Target
 from tests.support.box import Box, box_or_skip, build
 from tests.support.fixtures_boxes import NEW, OLD
 from tests.support.package_site import write_answers
@@ -41,9 +42,17 @@ class Repository:
             command = ["dpkg-deb", "--root-owner-group", "--build", str(self.built / "root"), str(made)]
             subprocess.run(command, stdout=subprocess.DEVNULL, check=True)
 
-    def offer(self, version: str, phased_percent: int = 100) -> None:
+    def offer(self, version: str, phased_percent: int = 100) -> list[Target]:
         # As from a web server, apt makes copies of the indexes; from `file:` it would go on reading these.
-        make(self.built, self.folder, Offer(version, f"copy:{self.folder}", self.key, phased_percent))
+        return make(self.built, self.folder, Offer(version, f"copy:{self.folder}", self.key, phased_percent))
+
+    def contents(self) -> dict[Path, bytes]:
+        return {path: path.read_bytes() for path in self.folder.rglob("*") if path.is_file()}
+
+    def forget_key(self) -> None:
+        """Do as somebody who has lost the key, and will give each gateway a new one."""
+        for sources in self.folder.glob("*.sources"):
+            sources.unlink()
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +74,8 @@ class Apt:
         (self.root / "apt.conf").write_text(
             f'Dir "{self.root}";\nDir::State::status "{self.root}/status";\nAPT::Sandbox::User "root";\n'
             f'APT::Architecture "{architecture}";\nAPT::Architectures {{ "{architecture}"; }};\n'
+            # It would take a file of the same second and size for the one that it has read.
+            'Dir::Cache::pkgcache "";\nDir::Cache::srcpkgcache "";\n'
         )
         self.have(None)
 
@@ -189,8 +200,10 @@ def test_indexes_of_another_key_and_changed_ones_are_refused(apt: Apt, repositor
     repository.build("1.1.0")
     other = tmp_path / "other.key"
     make_key(other)
+    repository.forget_key()
     Repository(repository.built, repository.folder, other).offer("1.1.0")
     assert "NO_PUBKEY" in apt.update()
+    repository.forget_key()
     repository.offer("1.1.0")
     release = repository.folder / "dists" / "bookworm" / "InRelease"
     genuine = release.read_text()
@@ -229,6 +242,80 @@ def test_mistakes_of_who_makes_it_are_told(
     assert "0 is not between 1 and 100; to stop a version, remove its package" in capsys.readouterr().err
 
 
+def test_a_key_that_gateways_do_not_trust_changes_nothing(
+    repository: Repository, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    repository.build("1.1.0")
+    before = repository.contents()
+    other = tmp_path / "other.key"
+    make_key(other)
+    with pytest.raises(RepositoryError, match=r"have .*sluice-bookworm\.sources would refuse what .*other\.key signs"):
+        Repository(repository.built, repository.folder, other).offer("1.1.0")
+    # Somebody forgot APT_KEY, and there is no key of our own, or none any more.
+    own = tmp_path / "signing" / "apt.key"
+    monkeypatch.setattr(apt_repository, "OWN_KEY", own)
+    with pytest.raises(SystemExit, match=r"there is no .*apt\.key, .* trust no new key: name .*APT_KEY"):
+        main(["--packages", str(repository.built), "--output", str(repository.folder), "--url", "u"])
+    assert not own.exists()
+    assert repository.contents() == before
+
+
+def test_a_key_that_cannot_sign_changes_nothing(repository: Repository, tmp_path: Path) -> None:
+    repository.build("1.1.0")
+    before = repository.contents()
+    locked = tmp_path / "locked.key"
+    home = tmp_path / "gpg"
+    home.mkdir(0o700)
+    gpg = ["gpg", "--homedir", str(home), "--batch", "--quiet", "--pinentry-mode", "loopback", "--passphrase", "secret"]
+    subprocess.run([*gpg, "--quick-generate-key", "Locked", "ed25519", "sign", "never"], check=True)
+    subprocess.run([*gpg, "--output", str(locked), "--export-secret-keys"], check=True)
+    subprocess.run(["gpgconf", "--homedir", str(home), "--kill", "all"], check=True)
+    with pytest.raises(RepositoryError, match=r"locked\.key cannot sign, perhaps as it has a passphrase: gpg failed"):
+        Repository(repository.built, repository.folder, locked).offer("1.1.0")
+    assert repository.contents() == before
+
+
+def test_if_an_index_cannot_be_signed_the_former_one_stays(
+    apt: Apt, repository: Repository, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    repository.build("1.1.0")
+    release = repository.folder / "dists" / "bookworm" / "InRelease"
+    before = release.read_bytes()
+
+    def sign_nothing_only(text: str, home: Path) -> str:
+        if text:
+            raise RepositoryError("the disk is full")
+        return sign(text, home)
+
+    sign = apt_repository._signed
+    with monkeypatch.context() as patched:
+        patched.setattr(apt_repository, "_signed", sign_nothing_only)
+        with pytest.raises(RepositoryError, match="the disk is full"):
+            repository.offer("1.1.0")
+    assert release.read_bytes() == before
+    repository.offer("1.1.0")
+    assert apt.update() == ""
+    assert apt.would_install("install", PACKAGE) == "1.1.0~deb12"
+
+
+def test_a_version_is_for_all_targets_of_the_repository_or_for_none(
+    repository: Repository, capsys: pytest.CaptureFixture[str]
+) -> None:
+    repository.build("1.1.0")
+    for package in repository.built.glob("*_1.1.0_*_deb13.deb"):
+        package.unlink()
+    before = repository.contents()
+    with pytest.raises(RepositoryError, match=r"older versions for amd64_deb13, arm64_deb13, but .* has no 1\.1\.0"):
+        repository.offer("1.1.0")
+    assert repository.contents() == before
+    # Somebody who has no such gateways any more says so.
+    for package in repository.folder.glob("pool/trixie/*.deb"):
+        package.unlink()
+    command = ["--packages", str(repository.built), "--output", str(repository.folder), "--key", str(repository.key)]
+    main([*command, "--url", "https://example.com", "--version", "1.1.0"])
+    assert "1.1.0 for 100 % of the gateways on amd64_deb12, arm64_deb12: copy" in capsys.readouterr().out
+
+
 def test_the_key_is_its_owners_alone_and_is_never_replaced(key: Path) -> None:
     assert key.stat().st_mode & 0o777 == 0o600
     before = key.read_bytes()
@@ -245,6 +332,9 @@ def test_a_gateway_is_installed_upgraded_when_it_is_drawn_and_taken_back(
     release: int, tmp_path: Path, repository: Repository
 ) -> None:
     with box_or_skip(tmp_path, release) as box:
+        # This repository is for one kind of gateway.
+        for package in repository.built.glob("*.deb"):
+            package.unlink()
         for version in (OLD, NEW):
             build(repository.built, f"amd64_deb{release}", version=version, xz_level=0)
         shutil.rmtree(repository.folder)
@@ -276,6 +366,7 @@ def test_a_gateway_is_installed_upgraded_when_it_is_drawn_and_taken_back(
 
         # The program that verifies signatures is another one on each release.
         make_key(tmp_path / "other.key")
+        repository.forget_key()
         Repository(repository.built, repository.folder, tmp_path / "other.key").offer(NEW)
         assert box.call("apt-get", "update", "--error-on=any").returncode != 0
         assert not is_drawn(box, left_out)
