@@ -30,6 +30,8 @@ UNSORTED_SHARE = 0.25
 """Share of a partition's small files, by bytes, that nobody sorted, from which on all of them are sorted."""
 ROWS_OF_GROUP = 65_536
 """Rows of a sorted file that have statistics of their own. Readers skip those that cannot hold what they look for."""
+EMPTY_S_MIN = 3_600.0
+"""Seconds that an empty folder is left alone: a replay may have made it just now, for a file that comes next."""
 SORTED = "sluice.sortedBy"
 """Tag, in Delta's log, of a file whose rows are sorted."""
 SETTINGS_SORTED = {
@@ -206,8 +208,8 @@ class Removed(NamedTuple):
 def vacuum(spark: SparkSession, path: str, keep_hours: float) -> Removed:
     """Remove files that no version of the last `keep_hours` needs. Readers of an older version then fail.
 
-    Of a local folder, folders that are empty then are removed too, and only of it is known what was removed. Nobody
-    else may write the table.
+    Of a local table, folders that have been empty for a while are removed too, and only of it is known what was
+    removed. Nobody else may commit to the table.
     """
     table = DeltaTable.forPath(spark, path)
     if not is_local(path):
@@ -237,7 +239,8 @@ def vacuum(spark: SparkSession, path: str, keep_hours: float) -> Removed:
     # The folders of a folder come after it.
     for folder in reversed(walked):
         with suppress(OSError):
-            Path(folder).rmdir()
+            if Path(folder).stat().st_mtime <= time.time() - EMPTY_S_MIN:
+                Path(folder).rmdir()
     return removed
 
 
