@@ -8,7 +8,7 @@
 # make docs   docs/settings.md and docs/commands.md anew from the code
 # make deb    the .deb files into build/deb, signed (SIGNING_KEY=FILE, VERSION=...)
 # make apt-repo   a folder for a web server, from which apt installs those packages (APT_URL=URL, VERSION=..., PHASED=PERCENT)
-# make dist   wheel and sdist of both sides into build/dist, checked; then: .venv/bin/twine upload build/dist/*
+# make dist   wheel and sdist of both sides into build/dist, checked; then: .venv/bin/twine upload --repository-url URL build/dist/*
 # make image  the card to flash into build/image, with an update of it (as root; see docs/flashing.md; IMAGE_URL=FOLDER)
 # make test-image   that card in emulated machines: first start, power cut, a bad and a good update (half an hour)
 # make cloud  the ingest job alone into /opt/sluice (CLOUD=FOLDER), for systemd or a container (see docs/ingest.md)
