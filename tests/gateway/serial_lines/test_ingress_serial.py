@@ -683,7 +683,7 @@ async def plugged(bench: Bench, *names: str) -> AsyncIterator[list[PtySensor]]:
 async def test_a_port_of_text_is_read_as_text_and_by_nobody_else(idle: Bench) -> None:
     async with plugged(idle, "ttyUSB0", "ttyUSB1") as (weight, attic):
         async with idle.serving(text=(scale(weight.port),)) as ingress:
-            await weight.opened()
+            await listed(ingress, weight)
             await attic.hello()
             await weight.write(b"ams=99\ngrams=125\n")
             (reading,), done = await idle.intake.next()
@@ -891,7 +891,7 @@ async def test_a_gateway_that_was_stopped_for_long_does_not_call_its_sensors_sil
 async def test_a_port_of_frames_says_when_nothing_comes_and_when_it_is_no_frame(idle: Bench) -> None:
     with capture_logs() as logs:
         async with plugged(idle, "ttyUSB0") as (sensor,), idle.serving() as ingress:
-            await sensor.opened()
+            await listed(ingress, sensor)
             await until(lambda: devices(ingress) == {str(sensor.port): None})
             nothing = "nothing has come from it yet: check power and wiring"
             assert port_state(ingress, sensor)["trouble"] == nothing
@@ -921,7 +921,7 @@ async def test_a_port_of_frames_says_when_nothing_comes_and_when_it_is_no_frame(
 async def test_a_sensor_that_is_heard_and_does_not_hear_is_told(idle: Bench) -> None:
     with capture_logs() as logs:
         async with plugged(idle, "ttyUSB0") as (sensor,), idle.serving() as ingress:
-            await sensor.opened()
+            await listed(ingress, sensor)
             # It said HELLO before the gateway was there, and hears nobody ask for another.
             await sensor.send(sensor.data(0))
             await sensor.expect(HelloRequest)
@@ -936,7 +936,7 @@ async def test_a_sensor_that_is_heard_and_does_not_hear_is_told(idle: Bench) -> 
 async def test_a_port_of_text_says_when_nothing_comes_and_when_it_has_no_lines(idle: Bench) -> None:
     with capture_logs() as logs:
         async with plugged(idle, "ttyUSB0") as (weight,), idle.serving(text=(scale(weight.port),)) as ingress:
-            await weight.opened()
+            await listed(ingress, weight)
             await until(lambda: devices(ingress) == {str(weight.port): "scale"})
             # It may write once a minute.
             assert port_state(ingress, weight)["trouble"] is None
@@ -960,7 +960,7 @@ async def test_a_binary_protocol_on_a_port_of_text_is_called_that(idle: Bench) -
     frames = b"".join(bytes((0xAA, 0xC0, n, 1, n >> 1, 2, 0xA1, 0x60, n + 4, 0xAB)) for n in range(11, 91, 4))
     with capture_logs() as logs:
         async with plugged(idle, "ttyUSB0") as (weight,), idle.serving(text=(scale(weight.port),)) as ingress:
-            await weight.opened()
+            await listed(ingress, weight)
             await weight.write(frames[:200])
             await until(lambda: "binary protocol" in str(port_state(ingress, weight)["trouble"]))
             trouble = port_state(ingress, weight)["trouble"]
@@ -1057,7 +1057,7 @@ async def test_lines_that_cannot_be_read_are_told_soon_after_the_opening(idle: B
 async def test_a_sensor_with_a_bad_name_is_shown_and_no_trouble_of_the_wiring(idle: Bench) -> None:
     with capture_logs() as logs:
         async with plugged(idle, "ttyUSB0") as (sensor,), idle.serving() as ingress:
-            await sensor.opened()
+            await listed(ingress, sensor)
             await sensor.send(Hello(7, 1, 2, 0, 0, "a b/c", "1.0", ("thermo",)))
             await until(lambda: bool(idle.intake.events))
             trouble = port_state(ingress, sensor)["trouble"]
@@ -1179,7 +1179,7 @@ async def test_a_port_that_another_program_has_open_is_told(idle: Bench) -> None
 async def test_a_program_that_opens_a_port_later_is_seen_and_forgotten_when_it_ends(idle: Bench) -> None:
     careless = "import sys; port = open(sys.argv[1]); print(flush=True); sys.stdin.read()"
     async with plugged(idle, "ttyUSB0") as (weight,), idle.serving(text=(scale(weight.port),)) as ingress:
-        await weight.opened()
+        await listed(ingress, weight)
         await until(lambda: devices(ingress) == {str(weight.port): "scale"})
         assert port_state(ingress, weight)["rivals"] is None
         with rival(careless, weight.port):
