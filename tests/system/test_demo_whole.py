@@ -94,6 +94,8 @@ def expect_look_ups(said: str, folder: Path) -> None:
     typed(report)
     assert "</svg>" in (folder / "board-1.html").read_text()
     assert "board-1" in typed(sql, "SELECT DISTINCT device FROM readings ORDER BY device")
+    # The gateway was killed. What nobody sends again may be gone then, and the tables say so.
+    assert "unclean-end" in typed(sql, "SELECT DISTINCT reason FROM losses")
 
     (minutes,) = re.findall(r"`(sluice-cloud windows .* minutes\.csv)`", (ROOT / "README.md").read_text())
     (folder / "build").symlink_to(DEMO.parent)
