@@ -1,8 +1,8 @@
 """Takes one batch of Kafka records into the tables: `log` in one commit, then every table that derives from it.
 
 First one pass over the records makes files of `log`, and of what the batch adds to windows and devices, that nobody
-sees yet. Its census of the rows tells the driver what the batch holds. If something came before, the copies are told
-apart, and `log` and the windows are written again. Then `log` is committed, and after it the derived tables. Each of
+sees yet. Its census of the rows tells the driver what the batch holds. Records that came before are set aside, and
+written with their verdicts once these are known. Then `log` is committed, and after it the derived tables. Each of
 these records up to which batch it goes. If the job dies in between, the next start finishes the batch from `log` alone.
 """
 
@@ -401,26 +401,23 @@ class BatchJob:
         append = LogAppend(self._log, batch)
         windows = self._windows_of(append.ordinal)
         rules = windows.rules(self._corrections)
-        over_batch = BatchPass(self.tables, append.ordinal, self._verdicts(), rules, self._changes_plan())
+        seen = self.state.seen()
+        over_batch = BatchPass(self.tables, append.ordinal, self._verdicts(), rules, self._changes_plan(), seen)
         made = over_batch.over(records, batch, are_judged=are_judged)
-        rows = append.take(made.log)
+        rows = append.take(made.log, made.aside)
         windows.take(made)
         devices = DevicesAppend(self._devices, append.ordinal)
         devices.take(made.device_parts)
         census = census_of(made.counts)
         events = events_of(rows, census)
         if faults := faults_in(events):
-            # This is rare. The rows are written again, as those of a batch with copies are.
+            # This is rare. All rows are written again.
             rows = append.rewrite(with_faults(rows, faults))
             census = take_census(rows)
             events = events_of(rows, census)
-        with self._copies(rows, census, events, devices) as copies:
-            if copies is not None:
-                rows = with_verdicts(rows, copies.of_batch())
-                with ThreadPoolExecutor(1) as beside:
-                    writing = beside.submit(windows.write, rows, self._corrections)
-                    rows = append.rewrite(rows)
-                    writing.result()
+        with self._copies(append.parted(), census, events, devices) as copies:
+            if copies is not None or made.aside:
+                rows = self._tell_apart(rows, copies, append, windows, made.set_aside)
             before_commit()
             append.commit(self._so_far())
             found = NONE_FOUND if copies is None else copies.counts
@@ -432,6 +429,32 @@ class BatchJob:
         # The batch's windows were written before its own corrections were known.
         late = late_in(windows.parts_of(rows, self._corrections)) if census.corrections else windows.late()
         return self._counts(rows, census, late, begun, known)
+
+    def _tell_apart(
+        self, rows: DataFrame, copies: Copies | None, append: LogAppend, windows: "WindowsAppend", set_aside: int
+    ) -> DataFrame:
+        """Write a batch's rows with their verdicts, and return them.
+
+        Nearly always, only rows that were set aside get another verdict than they were written with.
+        """
+        if copies is not None and copies.counts.otherwise == 0 and copies.counts.aside == set_aside:
+            # All other files stay as the pass has made them.
+            _, aside = append.parted()
+            if aside is None:
+                return rows
+            with interpreted_if(self.spark, small=set_aside <= INTERPRETED_ROWS_MAX):
+                rows = append.rewrite_aside(with_verdicts(aside, copies.of_batch()))
+                _, aside = append.parted()
+                if copies.counts.counting and aside is not None:
+                    windows.write_also(aside, self._corrections)
+            return rows
+        if copies is not None:
+            rows = with_verdicts(rows, copies.of_batch())
+        with ThreadPoolExecutor(1) as beside:
+            writing = beside.submit(windows.write, rows, self._corrections)
+            rows = append.rewrite(rows)
+            writing.result()
+        return rows
 
     def _warn_of_times(self, topics: set[str]) -> None:
         for topic in sorted(topics - self._of_senders):
@@ -498,7 +521,7 @@ class BatchJob:
         windows.write(rows, self._corrections)
         devices = DevicesAppend(self._devices, ordinal)
         census = devices.write(rows)
-        with self._copies(rows, census, events_of(rows, census), devices) as copies:
+        with self._copies((rows, None), census, events_of(rows, census), devices) as copies:
             self._derive(rows, census, copies, windows)
             devices.commit()
 
@@ -569,16 +592,25 @@ class BatchJob:
 
     @contextmanager
     def _copies(
-        self, rows: DataFrame, census: Census, events: Iterable[GatewayEvent], devices: DevicesAppend
+        self,
+        rows: tuple[DataFrame, DataFrame | None],
+        census: Census,
+        events: Iterable[GatewayEvent],
+        devices: DevicesAppend,
     ) -> "Iterator[Copies | None]":
-        """Record the census. If a record came before, or twice in the batch, yield the copies."""
+        """Record the census. If a record came before, or twice in the batch, yield the copies.
+
+        `rows` are from `LogAppend.parted`.
+        """
         ordinal = devices.ordinal
         suspects = self.state.add_batch(census, events, ordinal).and_also(devices.came_again(census.counted))
         if not suspects:
             yield None
             return
         earlier = effective_log(self.spark, self.tables, before=ordinal)
-        copies = Copies(rows, earlier, suspects, conflicts_kept(self.streams), ordinal)
+        # The conditions have the batch's numbers in them. So Spark would make code of its own for each batch.
+        with interpreted_if(self.spark, small=suspects.count() <= INTERPRETED_ROWS_MAX):
+            copies = Copies(*rows, earlier, suspects, conflicts_kept(self.streams), ordinal)
         try:
             yield copies
         finally:
@@ -664,6 +696,7 @@ class WindowsAppend:
         self._made: MadeFiles | None = None
         """Files with one row for each window; None if there are others."""
         self._is_split = False
+        self._taken = 0
 
     def rules(self, corrections: Corrections) -> WindowRules:
         """All that a pass needs to make the parts."""
@@ -673,6 +706,7 @@ class WindowsAppend:
     def take(self, made: MadeFiles) -> None:
         """Take the parts that a pass made."""
         self._append.take(made.parts)
+        self._taken = len(made.parts)
         self._is_split = made.is_split
         self._made = None if made.is_split else made
 
@@ -680,6 +714,12 @@ class WindowsAppend:
         """Write the parts of a batch's rows of `log`."""
         self._append.write(self.parts_of(rows, corrections))
         self._is_split = False
+        self._made = None
+
+    def write_also(self, rows: DataFrame, corrections: Corrections) -> None:
+        """Write parts of more rows of `log`, beside those that a pass made."""
+        self._append.write(self.parts_of(rows, corrections), beside=self._taken)
+        self._is_split = True
         self._made = None
 
     def parts_of(self, rows: DataFrame, corrections: Corrections) -> DataFrame:

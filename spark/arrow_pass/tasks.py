@@ -1,6 +1,6 @@
 """Runs the pass on executors, and brings the files that its tasks made to the driver."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from importlib.metadata import version
 from typing import TYPE_CHECKING
@@ -15,6 +15,7 @@ from spark.engine.made_file import MadeFile
 from spark.engine.warehouse_folder import is_local
 from spark.log import device_parts
 from spark.log.device_parts import device_parts_path
+from spark.log.lane_sequences import Lane, LowNumbers
 from spark.log.log_table import LOG_PARTITION, SKIPPING_COLUMNS, BatchId, BatchIds, log_path
 from spark.log.record_verdicts import Verdicts
 from spark.windows import windows_table
@@ -25,11 +26,11 @@ if TYPE_CHECKING:
 
 MADE_SCHEMA = """
     of string, action string, name string, content binary,
-    devices array<bigint>, counts array<string>, late bigint, revised bigint, of_senders array<string>
+    devices array<bigint>, counts array<string>, late bigint, revised bigint, set_aside bigint, of_senders array<string>
 """
 """A row for each file, and one with the figures of a task."""
-TABLES = ("log", "parts", "device_parts", "changes")
-"""Tables that a pass makes files of."""
+TABLES = ("log", "aside", "parts", "device_parts", "changes")
+"""Tables that a pass makes files of. `aside` has rows of `log`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +38,8 @@ class MadeFiles:
     """The files of a batch, and its figures."""
 
     log: list[MadeFile]
+    aside: list[MadeFile]
+    """Rows of `log` whose numbers came before, in no part."""
     parts: list[MadeFile]
     device_parts: list[MadeFile]
     changes: list[MadeFile]
@@ -49,6 +52,8 @@ class MadeFiles:
     """Values that came late."""
     revised: int
     """Parts with such values."""
+    set_aside: int
+    """Rows in `aside`."""
     of_senders: set[str]
     """Topics whose records have the time of their sender, not Kafka's."""
 
@@ -63,6 +68,8 @@ class BatchPass:
     windows: WindowRules
     changes: ChangesPlan | None
     """None if nothing is written to `window_changes`."""
+    seen: Mapping[Lane, LowNumbers]
+    """Numbers that came in earlier batches."""
 
     def over(self, records: DataFrame, batch: BatchId | BatchIds, *, are_judged: bool = False) -> MadeFiles:
         """Make the files of a batch's rows of `log`, none marked as a duplicate, and of the parts of their windows.
@@ -74,24 +81,30 @@ class BatchPass:
         log = table_folder(log_path(self.tables), LOG_PARTITION, SKIPPING_COLUMNS)
         parts = table_folder(windows_path(self.tables), WINDOW_PARTITION, windows_table.SKIPPING_COLUMNS)
         devices = table_folder(device_parts_path(self.tables), "", device_parts.SKIPPING_COLUMNS)
-        numbers, windows, changes = _numbers(batch, self.ordinal, verdicts.streams), self.windows, self.changes
+        numbers, windows = _numbers(batch, self.ordinal, verdicts.streams), self.windows
+        changes, seen = self.changes, self.seen
 
         def task(batches: "Iterator[pa.RecordBatch]") -> "Iterator[pa.RecordBatch]":
             import pyarrow as pa  # noqa: PLC0415 - executors have it
 
             from spark.arrow_pass.partition_pass import PartitionPass  # noqa: PLC0415
 
-            over = PartitionPass(log, parts, devices, numbers, verdicts, windows, changes)
+            over = PartitionPass(log, parts, devices, numbers, verdicts, windows, changes, seen)
             made = over.over(batches, () if are_judged else rules())
             schema = pa.schema(
                 [
                     *(("of", pa.string()), ("action", pa.string()), ("name", pa.string())),
                     *(("content", pa.binary()), ("devices", pa.list_(pa.int64())), ("counts", pa.list_(pa.string()))),
-                    *(("late", pa.int64()), ("revised", pa.int64()), ("of_senders", pa.list_(pa.string()))),
+                    *(
+                        ("late", pa.int64()),
+                        ("revised", pa.int64()),
+                        ("set_aside", pa.int64()),
+                        ("of_senders", pa.list_(pa.string())),
+                    ),
                 ]
             )
             rows = [file._asdict() | {"of": name} for name in TABLES for file in getattr(made, name)]
-            figures = {name: getattr(made, name) for name in ("devices", "counts", "late", "revised")}
+            figures = {name: getattr(made, name) for name in ("devices", "counts", "late", "revised", "set_aside")}
             figures["of_senders"] = sorted(made.of_senders)
             yield pa.RecordBatch.from_pylist([*rows, figures], schema=schema)
 
@@ -104,6 +117,7 @@ class BatchPass:
             counts=[count for task in figures for count in task.counts],
             late=sum(task.late for task in figures),
             revised=sum(task.revised for task in figures),
+            set_aside=sum(task.set_aside for task in figures),
             of_senders={topic for task in figures for topic in task.of_senders},
         )
 

@@ -36,11 +36,12 @@ class UsualParts:
         self._days = EventDays(rules.times)
         self._found: list[_Values] = []
 
-    def add(self, usual: Usual) -> None:
-        """Add readings' values to their windows."""
+    def add(self, usual: Usual, which: Mask) -> None:
+        """Add the values of those readings for which `which` is true to their windows."""
         taken_us = np.maximum(usual.event_us, EARLIEST_US)
         start_us = taken_us - taken_us % self._window_us
         counts = self._days.is_plausible(usual.event_us, usual.columns["time_error_us"].to_numpy(), usual.kafka_us)
+        counts &= which
         if self._open_from_us is not None:
             counts &= start_us >= self._open_from_us
         readings, places = np.nonzero(usual.there & counts[:, None])

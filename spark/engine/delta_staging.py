@@ -67,10 +67,13 @@ class StagedAppend:
         self._transaction = delta_log(table.spark, table.path).startTransaction(none, none)
         self._files: list[Any] = []
 
-    def write(self, rows: DataFrame) -> None:
-        """Write the rows, which have the table's columns. They replace rows that were written before."""
+    def write(self, rows: DataFrame, *, beside: int = 0) -> None:
+        """Write the rows, which have the table's columns.
+
+        They replace rows that were written before, except those of the first `beside` files.
+        """
         iterator = self._transaction.writeFiles(java_frame(rows.select(*_in_order(self._table.schema)))).iterator()
-        self._files = []
+        del self._files[beside:]
         while iterator.hasNext():
             self._files.append(iterator.next())
 
@@ -87,9 +90,9 @@ class StagedAppend:
         """The table's version when this append began."""
         return int(self._transaction.snapshot().version())
 
-    def rows(self) -> DataFrame:
-        """Read the written rows."""
-        return self._table.rows(self._files)
+    def rows(self, first: int = 0, end: int | None = None) -> DataFrame:
+        """Read the written rows, or those of some of their files."""
+        return self._table.rows(self._files[first:end])
 
     def files(self, condition: str) -> list[Any]:
         """Files of the table when this append began that meet a condition on Delta's list of files."""

@@ -14,6 +14,7 @@ from spark.ingest.seen_table import Seen
 from spark.ingest.topics_read import TopicsRead
 from spark.log.amendments import committed_rows
 from spark.log.copies import Suspects
+from spark.log.lane_sequences import Lane, LowNumbers
 from spark.log.log_table import Log
 from spark.source.topic_changes import TopicOffsets, TopicRead
 
@@ -82,6 +83,10 @@ class JobState:
         if census.events:
             self.named = self._gateways.gateways.topics()
         return self._seen.add_batch(census, ordinal)
+
+    def seen(self) -> Mapping[Lane, LowNumbers]:
+        """Numbers that came before, of the lanes that grew last."""
+        return self._seen.low()
 
     def topics(self) -> Mapping[str, TopicRead]:
         """The id and the next offsets of each topic."""

@@ -1,18 +1,21 @@
 """Keeps the table `seen`: the numbers of lanes that `log` has."""
 
 from array import array
+from itertools import islice
 
 from pyspark.sql import Row, SparkSession
 
 from spark.ingest.census import Census
 from spark.log.copies import Suspects
-from spark.log.lane_sequences import Lane, SeenLane, joined, without
+from spark.log.lane_sequences import Lane, LowNumbers, SeenLane, joined, without
 from spark.log.state_table import StateTable
 
 COLUMNS = """
     below bigint, above binary, far array<bigint>,
     spans array<struct<first: bigint, last: bigint, batch_first: bigint, batch_last: bigint>>
 """
+LANES_TOLD_MAX = 1_000
+"""Lanes whose numbers go to executors, those that grew last. Most have no number above a missing one, and 100 bytes."""
 LANES_MAX = 10_000
 """Lanes in the driver's memory, of about 2 kB each: those that grew last. Others are looked up when they grow again."""
 
@@ -35,6 +38,10 @@ class Seen(StateTable[Lane, SeenLane]):
             encode=_lane_row,
             most=LANES_MAX,
         )
+
+    def low(self) -> dict[Lane, LowNumbers]:
+        """Numbers of the lanes that grew last."""
+        return {lane: self.states[lane].low() for lane in islice(reversed(self.states), LANES_TOLD_MAX)}
 
     def add_batch(self, census: Census, ordinal: int) -> Suspects:
         """Take up a batch's numbers. Return those that came before, or twice in it, and numbers of runs that did."""

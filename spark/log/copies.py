@@ -17,12 +17,17 @@ from gateway.record_contract import READING_TYPE
 from spark.decode.codec_declarations import Streams
 from spark.log.amendments import ROW
 from spark.log.lane_sequences import joined
-from spark.log.sequence_runs import RUN_COLUMNS, RunNumbers, counter
+from spark.log.sequence_runs import RUN_COLUMNS, RunNumbers
 from spark.log.verdicts import CONFLICT
 
 CONFLICT_CE_ID = f"{CONFLICT}: another payload came first with this ce_id"
 CONFLICT_SEQUENCE = f"{CONFLICT}: another payload came first with this boot and sequence of the device"
 NUMBER = (*RUN_COLUMNS, "device_sequence", "has_sequence")
+JUDGED = (
+    *(*ROW, "kafka_timestamp", "buffer", "lane", "lane_sequence", "ce_id", "ce_type", "value", "time_error_us"),
+    *(*RUN_COLUMNS, "device_sequence", "duplicate", "reject_reason", "event_date"),
+)
+"""Columns of `log` that decide on copies, and the date. The others are most of a row's bytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +44,10 @@ class Suspects:
     batches: list[tuple[int, int]]
     """First and last ordinal."""
 
+    def count(self) -> int:
+        """How many numbers these are, a number of a lane and one of a run counted apart."""
+        return sum(each[-1] - each[-2] + 1 for each in self.lanes) + sum(each[-1] - each[-2] + 1 for each in self.runs)
+
     def __bool__(self) -> bool:
         return bool(self.lanes or self.runs)
 
@@ -54,27 +63,20 @@ NO_SUSPECTS = Suspects([], [], [])
 def suspected(rows: DataFrame, suspects: Suspects) -> DataFrame:
     """Choose the rows of `log` that may be copies of one another."""
     spark = rows.sparkSession
-    lanes = spark.createDataFrame(suspects.lanes, "buffer string, lane string, first bigint, last bigint")
-    runs = spark.createDataFrame(
-        suspects.runs,
-        ", ".join(f"{name} string" for name in RUN_COLUMNS) + ", first bigint, last bigint",
-    )
-    copies = rows.where(may_be_copy())
-    by_lane = copies.alias("row").join(
-        F.broadcast(lanes).alias("range"),
-        _same(("buffer", "lane")) & F.col("row.lane_sequence").between(F.col("range.first"), F.col("range.last")),
-        "left_semi",
-    )
-    if not suspects.runs:
-        return by_lane
-    by_run = copies.alias("row").join(
-        F.broadcast(runs).alias("range"),
-        _same(("namespace", "device", "stream", "device_boot"))
-        & (counter("row.") == F.col("range.device_counter"))
-        & F.col("row.device_sequence").between(F.col("range.first"), F.col("range.last")),
-        "left_semi",
-    )
-    return by_lane.unionByName(by_run).dropDuplicates([*ROW])
+    is_suspect = F.lit(False)
+    for ranges, key, number in (
+        (suspects.lanes, {name: F.col(name).outer() for name in ("buffer", "lane")}, "lane_sequence"),
+        (suspects.runs, _run(), "device_sequence"),
+    ):
+        if ranges:
+            named = ", ".join(f"of_{name} string" for name in key)
+            found = spark.createDataFrame(ranges, f"{named}, first bigint, last bigint")
+            is_in = F.col(number).outer().between(F.col("first"), F.col("last"))
+            for name, value in key.items():
+                is_in &= F.col(f"of_{name}") == value
+            is_suspect |= F.broadcast(found).where(is_in).exists()
+    # One read of the rows, however many ranges there are.
+    return rows.where(may_be_copy()).where(is_suspect)
 
 
 def conflicts_kept(streams: Streams) -> Column:
@@ -128,11 +130,11 @@ def _told_apart(rows: DataFrame, name: list[str], named: Column, prefix: str) ->
     )
 
 
-def with_verdicts(rows: DataFrame, verdicts: DataFrame) -> DataFrame:
-    """Put the `verdicts` of `judged` into a batch's rows."""
+def with_verdicts(rows: DataFrame, verdicts: DataFrame, how: str = "left") -> DataFrame:
+    """Put the `verdicts` of `judged` into rows. With `how` "inner", only rows with a verdict are returned."""
     said = verdicts.select(*ROW, F.struct("duplicate", "reject_reason").alias("said"))
     same = [F.col(f"row.{name}").eqNullSafe(F.col(f"verdict.{name}")) for name in ROW]
-    joined = rows.alias("row").join(said.alias("verdict"), same, "left")
+    joined = rows.alias("row").join(said.alias("verdict"), same, how)
     replaced = {"duplicate", "reject_reason"}
     return joined.select(
         *(
@@ -146,8 +148,7 @@ def with_verdicts(rows: DataFrame, verdicts: DataFrame) -> DataFrame:
     )
 
 
-def _same(names: tuple[str, ...]) -> Column:
-    condition = F.lit(True)
-    for name in names:
-        condition &= F.col(f"row.{name}") == F.col(f"range.{name}")
-    return condition
+def _run() -> dict[str, Column]:
+    """The names of a row's run, in a condition of a subquery."""
+    columns = {name: F.col(name).outer() for name in RUN_COLUMNS}
+    return columns | {"device_counter": F.coalesce(columns["device_counter"], F.lit(""))}

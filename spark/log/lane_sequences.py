@@ -10,6 +10,7 @@ from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 AHEAD_MAX = 1 << 20
 """Numbers from the first missing one on that are held as bits, in at most 128 kB."""
@@ -18,8 +19,20 @@ FAR_MAX = 1 << 12
 SPANS_MAX = 48
 """Spans of a lane's numbers and their batches. Beyond it, neighbours are joined."""
 
+LOW_BITS_MAX = 1 << 12
+"""Bits of `LowNumbers`."""
+
 Lane = tuple[str, str]
 """Buffer and lane."""
+
+
+class LowNumbers(NamedTuple):
+    """Some of the numbers of one lane that were seen, in at most 600 bytes."""
+
+    below: int
+    """All numbers below were seen, or may have been."""
+    above: int
+    """Bits of the numbers from `below` on."""
 
 
 @dataclass(slots=True)
@@ -90,6 +103,10 @@ class SeenLane:
         dense = ((self.above + 1) & ~self.above).bit_length() - 1
         self.above >>= dense
         self.below += dense
+
+    def low(self) -> LowNumbers:
+        """The numbers up to a little above the first missing one."""
+        return LowNumbers(self.below, self.above & ((1 << LOW_BITS_MAX) - 1))
 
     def batches(self, first: int, last: int) -> list[tuple[int, int]]:
         """The batches in which these numbers may have come, as ranges of ordinals."""

@@ -148,16 +148,34 @@ class LogAppend:
     def __init__(self, log: Log, batch: "BatchId | BatchIds") -> None:
         self._staged = log.table.begin()
         self._batch = batch
+        self._final: int | None = None
+        """Files before those of rows that were set aside; None if there are none."""
         self.ordinal = log.last + 1
 
-    def take(self, files: Sequence[MadeFile]) -> DataFrame:
-        """Take the files of the batch's rows, none marked as a duplicate yet, and return the rows."""
-        self._staged.take(files)
+    def take(self, files: Sequence[MadeFile], aside: Sequence[MadeFile] = ()) -> DataFrame:
+        """Take the files of the batch's rows, none marked as a duplicate yet, and return the rows.
+
+        `aside` are files of rows that came before, and need a verdict.
+        """
+        self._staged.take([*files, *aside])
+        self._final = len(files) if aside else None
         return self._staged.rows()
 
+    def parted(self) -> tuple[DataFrame, DataFrame | None]:
+        """The written rows that were not set aside, and those that were; None if none were."""
+        if self._final is None:
+            return self._staged.rows(), None
+        return self._staged.rows(0, self._final), self._staged.rows(self._final)
+
     def rewrite(self, rows: DataFrame) -> DataFrame:
-        """Write rows with the table's columns instead of the rows written before, and return the written rows."""
+        """Write rows with the table's columns instead of all rows written before, and return the written rows."""
         self._staged.write(rows)
+        self._final = None
+        return self._staged.rows()
+
+    def rewrite_aside(self, rows: DataFrame) -> DataFrame:
+        """Write rows with the table's columns instead of those that were set aside, and return all rows."""
+        self._staged.write(rows, beside=self._final or 0)
         return self._staged.rows()
 
     def commit(self, so_far: Mapping[str, int] | None = None) -> None:

@@ -24,11 +24,6 @@ def run_hash(key: Sequence[str]) -> int:
     return int.from_bytes(blake2b("\0".join(key).encode(), digest_size=8).digest(), signed=True)
 
 
-def counter(rows: str = "") -> Column:
-    """A row's counter for `RUN_COLUMNS`. `rows` is the alias of `log` with a point behind it."""
-    return F.coalesce(F.col(f"{rows}device_counter"), F.lit(""))
-
-
 def edge() -> Column:
     """The time of a row of `log`, as `EDGE_TYPE`."""
     others = [F.col(name) for name in Edge._fields if name != "event_us"]

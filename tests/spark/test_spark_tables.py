@@ -15,7 +15,8 @@ from unittest.mock import patch
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pyspark.sql import SparkSession
+from pyspark.sql import Row, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - its customary name
 
 from spark import batch_job
 from spark.batch_job import BatchCounts, BatchJob
@@ -28,7 +29,7 @@ from spark.log.log_table import CheckpointError, LogAppend, log_path, open_log
 from spark.log.quarantine_view import open_quarantine
 from spark.log.verdicts import IMPLAUSIBLE_DATE
 from spark.views.evidence import open_gaps
-from spark.windows.windows_table import TimeSpan, time_spans
+from spark.windows.windows_table import TimeSpan, time_spans, windows_path
 from tests.spark.decode.test_structured_events import both, row_of
 from tests.support import former_devices, spark_oracle
 from tests.support.sizes import SEED
@@ -285,6 +286,42 @@ def test_a_late_reading_corrects_its_window(warehouse: Warehouse) -> None:
     retried = warehouse.take(1, batch)
     assert (retried.late, retried.revised) == (1, 1)
     assert warehouse.windows() == windows
+
+
+def by_spark(warehouse: Warehouse, path: str, ordinal: int) -> list[Row]:
+    """A batch's rows in files that Spark wrote. Files of the pass are named in another way."""
+    of_batch = warehouse.spark.read.format("delta").load(path).where(F.col("ordinal") == ordinal)
+    return of_batch.where(~F.col("_metadata.file_name").endswith(".zstd.parquet")).collect()
+
+
+@pytest.mark.long(seconds=30)
+def test_of_a_batch_with_copies_only_the_copies_are_written_again(warehouse: Warehouse) -> None:
+    soon = timedelta(seconds=5)
+    first = readings_at(*[NOON] * 3, first=1, after=soon)
+    new = readings_at(*[NOON] * 3, first=4, after=soon)
+    # Of the batch before, and of this one.
+    copies = [replace(first[1], offset=10), replace(new[0], offset=11)]
+    warehouse.take(0, first)
+    # A task sees its own records alone: two tasks take one half each.
+    counts = warehouse.take(1, [new[0], copies[1], *new[1:], copies[0]])
+
+    tables = warehouse.job.tables
+    assert (counts.rows, counts.duplicates) == (5, 2)
+    assert sorted((row.offset, row.duplicate) for row in by_spark(warehouse, log_path(tables), 1)) == [
+        (10, True),
+        (11, True),
+    ]
+    assert by_spark(warehouse, windows_path(tables), 1) == []
+    assert warehouse.tables() == spark_oracle.tables([*first, *new, *copies])
+
+    # A copy whose time is surer counts instead of the first one, which has a window already.
+    surer = replace(first[2], headers=changed(first[2].headers or [], "ce_timeerror", "1"), offset=12)
+    other = readings_at(NOON, first=7, after=soon)
+    counts = warehouse.take(2, [*other, surer])
+
+    assert (counts.rows, counts.duplicates) == (2, 0)
+    assert [(row.offset, row.duplicate) for row in by_spark(warehouse, log_path(tables), 2)] == [(12, False)]
+    assert warehouse.tables() == spark_oracle.tables([*first, *new, *copies, *other, surer])
 
 
 def test_a_batch_that_died_between_log_and_windows_is_finished_by_the_next_start(warehouse: Warehouse) -> None:

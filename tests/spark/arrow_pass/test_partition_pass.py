@@ -1,7 +1,7 @@
 """The pass over a partition, against the oracle: windows and rows of `log`, for any split. It needs no Java."""
 
 import random
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from datetime import UTC, date, datetime
 from decimal import Decimal
@@ -17,13 +17,16 @@ from hypothesis import strategies as st
 from spark.arrow_pass import pieces, usual_rows
 from spark.arrow_pass.partition_pass import Made, PartitionPass
 from spark.arrow_pass.plan import BatchNumbers, ChangesPlan, TableFolder, WindowRules
+from spark.arrow_pass.window_parts import Parts, parts_table
 from spark.decode.codec_declarations import NO_STREAMS
 from spark.decode.correction_records import CORRECTION_TYPE
+from spark.decode.record_columns import records_of
 from spark.decode.record_rules import Record
 from spark.decode.record_times import microseconds
 from spark.decode.topic_speakers import TopicOwners
 from spark.engine.made_file import MadeFile
 from spark.log.edge_times import Clocks, clocks
+from spark.log.lane_sequences import Lane, LowNumbers, SeenLane
 from spark.log.record_verdicts import Verdicts
 from spark.log.time_corrections import correction_in
 from tests.support import spark_oracle
@@ -36,19 +39,21 @@ VERDICTS = Verdicts(NO_STREAMS, TopicOwners(), {})
 NUMBERS = BatchNumbers(7, "1.2.3", "abc", "query", 5)
 
 
-def over(
+def over(  # noqa: PLR0913 - the parts of a pass
     folder: Path,
     batches: Iterable[pa.RecordBatch],
     known: Clocks | None = None,
+    *,
     numbers: BatchNumbers = NUMBERS,
     changes: ChangesPlan | None = None,
+    seen: Mapping[Lane, LowNumbers] | None = None,
 ) -> Made:
     log = TableFolder(str(folder / "log"), "event_date", ("event_time", "device", "ordinal"))
     parts = TableFolder(str(folder / "parts"), "window_date", ("window_start", "device"))
     devices = TableFolder(str(folder / "devices"), "", ("run",))
     rules = WindowRules(60, NO_STREAMS.times, known or Clocks())
     judge = VERDICTS.judge().judge
-    return PartitionPass(log, parts, devices, numbers, VERDICTS, rules, changes).over(batches, (judge,))
+    return PartitionPass(log, parts, devices, numbers, VERDICTS, rules, changes, seen or {}).over(batches, (judge,))
 
 
 def once_each(records: Iterable[KafkaRecord]) -> list[KafkaRecord]:
@@ -136,6 +141,67 @@ def test_any_split_gives_the_windows_of_all_readings(
     )
 
 
+def good_number(record: Record) -> tuple[Lane, int] | None:
+    """The lane and the number of a record that may be a copy."""
+    if record.reject_reason is not None or record.ce_id is None:
+        return None
+    assert record.buffer is not None
+    assert record.lane is not None
+    assert record.lane_sequence is not None
+    return (record.buffer, record.lane), record.lane_sequence
+
+
+@pytest.mark.campaign(seconds=20)
+@settings(max_examples=size(5, 60), deadline=None, suppress_health_check=list(HealthCheck))
+@given(st.integers(0, 2**32), st.integers(2, 60))
+def test_what_came_before_is_set_aside_and_in_no_part(
+    tmp_path_factory: pytest.TempPathFactory, seed: int, piece: int
+) -> None:
+    folder = tmp_path_factory.mktemp("pass")
+    rng = random.Random(seed)  # noqa: S311
+    sent = drawn_records(rng, 100)
+    judge, records = VERDICTS.judge(), list(records_of(source_batch(sent)))
+    for each in records:
+        judge.judge(each)
+    numbers = [named for named in map(good_number, records) if named is not None]
+    lanes: dict[Lane, SeenLane] = {}
+    for lane, number in rng.sample(numbers, len(numbers) // 8):
+        lanes.setdefault(lane, SeenLane()).add([number], 0)
+    earlier = {lane: seen.low() for lane, seen in lanes.items()}
+    batches = [source_batch(sent[start : start + piece]) for start in range(0, len(sent), piece)]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pieces, "PIECE_ROWS_MAX", piece)
+        patch.setattr(usual_rows, "ROWS_MIN", 2)
+        made = over(
+            folder,
+            [batch.append_column("topic_id", pa.nulls(batch.num_rows, pa.string())) for batch in batches],
+            known_of(records),
+            seen=earlier,
+        )
+
+    aside: set[tuple[str, int, int]] = set()
+    final = Parts(WindowRules(60, NO_STREAMS.times, known_of(records)))
+    for place, record in enumerate(records):
+        named = good_number(record)
+        # In its piece, or in the piece before.
+        near = map(good_number, records[max(place // piece - 1, 0) * piece : place])
+        if named is not None and (named in near or is_in(named[1], earlier.get(named[0]))):
+            aside.add((record.topic, record.partition, record.offset))
+        else:
+            final.add(record)
+    rows = {name: rows_of(folder / "log", files) for name, files in (("final", made.log), ("aside", made.aside))}
+    places = {name: sorted((row["topic"], row["partition"], row["offset"]) for row in of) for name, of in rows.items()}
+    assert places["aside"] == sorted(aside)
+    assert made.set_aside == len(places["aside"])
+    assert sorted(places["final"] + places["aside"]) == sorted(each.place for each in sent)
+    expected, _ = parts_table(final.parts, NUMBERS.ordinal)
+    assert folded(rows_of(folder / "parts", made.parts)) == folded(expected.to_pylist())
+
+
+def is_in(number: int, seen: LowNumbers | None) -> bool:
+    return seen is not None and (number < seen.below or bool(seen.above >> (number - seen.below) & 1))
+
+
 def test_a_row_of_log_has_all_that_the_record_and_its_batch_tell(tmp_path: Path) -> None:
     headers = reading_headers(17, device_boot="7-1a2b3c4d", doubt="conflict", boot_error_us=5, counter="a/b")
     pack = b'[{"n": "t", "v": 1}, {"n": "t", "v": 2.5, "t": -60}]'
@@ -200,7 +266,7 @@ def test_a_row_of_log_has_all_that_the_record_and_its_batch_tell(tmp_path: Path)
 
 
 def test_records_of_another_version_keep_their_own_batches(tmp_path: Path) -> None:
-    batch = source_batch([reading(offset=1), reading(offset=2)])
+    batch = source_batch([reading(headers=reading_headers(number), offset=number) for number in (1, 2)])
     for name, values in (("topic_id", ["a", "a"]), ("ingest", ["old", "older"]), ("batch", [3, 4])):
         batch = batch.append_column(name, pa.array(values))
 
@@ -211,7 +277,10 @@ def test_records_of_another_version_keep_their_own_batches(tmp_path: Path) -> No
 
 
 def test_each_part_is_told_as_a_change(tmp_path: Path) -> None:
-    records = [reading(b'{"t": 1}'), reading(b'{"t": 2.5}', offset=1), reading(b'{"t": 1e1}', key=b"43", offset=2)]
+    records = [
+        reading(payload, reading_headers(number), key=key, offset=number)
+        for number, (payload, key) in enumerate([(b'{"t": 1}', b"42"), (b'{"t": 2.5}', b"42"), (b'{"t": 1e1}', b"43")])
+    ]
     batch = source_batch(records).append_column("topic_id", pa.nulls(3, pa.string()))
     columns = ("namespace", "device", "stream", "metric", "window_start", "n", "min", "max", "late", "ordinal")
     at = datetime(2026, 3, 15, 0, 0, 1, tzinfo=UTC)

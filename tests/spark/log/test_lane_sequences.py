@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from spark.log import lane_sequences
-from spark.log.lane_sequences import SPANS_MAX, SeenLane, joined, ranges, without
+from spark.log.lane_sequences import SPANS_MAX, SeenLane, joined, ranges, set_bits, without
 
 BATCHES = st.lists(
     st.one_of(
@@ -42,6 +42,18 @@ def test_the_batches_of_each_number_are_known_however_spans_are_joined(batches: 
     for batch, numbers in enumerate(batches):
         for number in numbers:
             assert any(first <= batch <= last for first, last in lane.batches(number, number))
+
+
+@given(BATCHES, st.integers(1, 40))
+def test_executors_are_told_of_numbers_that_came_alone(batches: list[list[int]], bits: int) -> None:
+    lane = SeenLane()
+    with patch.object(lane_sequences, "LOW_BITS_MAX", bits):
+        for batch, numbers in enumerate(batches):
+            lane.add(numbers, batch)
+        below, above = lane.low()
+    came = {number for numbers in batches for number in numbers}
+    told = {*range(below), *(below + place for place in set_bits(above))}
+    assert told == {number for number in came if number < below + bits}
 
 
 def test_a_number_that_comes_twice_in_a_batch_is_told() -> None:
