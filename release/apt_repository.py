@@ -52,9 +52,9 @@ def make(packages: Path, folder: Path, offer: Offer) -> list[Target]:
     Versions that are there stay, so that a gateway can go back to them. Returns the targets that have this version.
 
     Raises:
-        RepositoryError: the version is not built, or not for all targets of the repository, is another one than the
-            repository has by that name, or is not the newest; or the key cannot sign, or is not the repository's.
-            Nothing is changed then.
+        RepositoryError: the version is not built, or not for all targets of the repository. Or it is not the newest, or
+            the repository has other bytes under its name. Or the key cannot sign, or is not the repository's. Then
+            nothing is changed.
     """
     with _keyring(offer.private_key) as home:
         _expect_trusted(folder, home, offer.private_key)

@@ -269,7 +269,7 @@ class _Query:
             raise
 
     def _see_gateways(self) -> Sequence[GatewayNow]:
-        """How gateways are, or how they were a moment ago if they are so many that it takes long to see."""
+        """How gateways are now. If there are very many, how they were a moment ago."""
         begun_s = time.monotonic()
         if begun_s >= self._see_gateways_s:
             self._gateways = self.job.gateways()

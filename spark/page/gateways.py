@@ -17,7 +17,7 @@ from typing import Final
 from gateway.condition_codes import CODES
 from gateway.host.terminal_text import counted, size
 from spark.desk.asked import Asked
-from spark.desk.gateway_history import HISTORY_DAYS, Key, Then, read_history
+from spark.desk.gateway_history import DAY_US, HISTORY_DAYS, Key, Then, read_history
 from spark.desk.nothing import why_nothing
 from spark.desk.report_svg import PATTERNS, Times, bars, duration, words
 from spark.desk.row_text import time_text
@@ -43,7 +43,6 @@ STATES: Final = {
     WELL: ("well", "✓"),
 }
 """By state, the worst first: its name, and the sign that shows it without colour."""
-DAY_US: Final = 86_400_000_000
 _FOOTER: Final = """<footer><p>Times are those of the tables. Retired gateways are left out. A site is that of the
 registry. docs/conditions.md has the codes.</p></footer>"""
 
@@ -258,13 +257,15 @@ def _all(found: Fleet, zone: tzinfo) -> str:
     title = "All gateways" if len(gateways) == count else f"The first {len(gateways):,} gateways"
     states = Counter(each.state for each in gateways)
     state_options = [(state, f"{name} ({states[state]:,})") for state, (name, _) in STATES.items() if states[state]]
+    sites = _options_of(each.site for each in gateways)
+    versions = _options_of(map(_version, gateways))
     rows = "".join(_gateway(place, each, found, zone) for place, each in enumerate(gateways))
     return f"""<section class="card" id="all" data-count="{count}" aria-labelledby="all-title">
 <h2 id="all-title">{title}</h2>
 <form id="ask" aria-label="Which gateways to show" hidden>
 <label>State <select name="state"><option value="">all</option>{_options(state_options)}</select></label>
-<label>Site <select name="site"><option value="">all</option>{_counted(each.site for each in gateways)}</select></label>
-<label>Version <select name="version"><option value="">all</option>{_counted(map(_version, gateways))}</select></label>
+<label>Site <select name="site"><option value="">all</option>{sites}</select></label>
+<label>Version <select name="version"><option value="">all</option>{versions}</select></label>
 <label>Words <input name="words" type="search" autocomplete="off" spellcheck="false"
 placeholder="name, address, code"></label>
 <button type="reset">Show all</button>
@@ -278,7 +279,7 @@ def _version(each: OnPage) -> str:
     return each.box.version or "not known"
 
 
-def _counted(names: Iterator[str]) -> str:
+def _options_of(names: Iterator[str]) -> str:
     return _options([(name, f"{name} ({count:,})") for name, count in sorted(Counter(names).items())])
 
 
