@@ -43,7 +43,9 @@ def chromium() -> Iterator[Browser]:
 def page(chromium: Browser) -> Iterator[Page]:
     """A phone, which fails the test on any error of ours, and on anything that the page asks of anybody else."""
     context = chromium.new_context(viewport=PHONE, device_scale_factor=2, color_scheme="light")
+    context.set_default_timeout(patience(30) * 1_000)
     found = context.new_page()
+    expect.set_options(timeout=patience(30) * 1_000)
     troubles: list[str] = []
     found.on("pageerror", lambda error: troubles.append(str(error)))
     found.on("console", lambda told: troubles.append(told.text) if MISTAKES.search(told.text) else None)
@@ -86,13 +88,11 @@ def test_all_is_well_and_stays_up_to_date(page: Page, kafka: Broker, tmp_path: P
     with site(tmp_path, kafka.bootstrap) as gateway:
         add_sensors(gateway)
         log_in(page, gateway.url, PASSWORD)
-        expect(page.locator("#headline.well .words")).to_contain_text(
-            "All is well: 4 devices are heard", timeout=30_000
-        )
+        expect(page.locator("#headline.well .words")).to_contain_text("All is well: 4 devices are heard")
         expect(page.locator("#uplink")).to_have_text("Up")
         expect(page.locator("#disk")).to_contain_text(re.compile(r"The card was spared \d+ readings and events today"))
         row = page.locator("tbody[data-device='thermo-1']")
-        expect(row.locator(".reading")).to_contain_text(re.compile(r"celsius\s*\d+"), timeout=15_000)
+        expect(row.locator(".reading")).to_contain_text(re.compile(r"celsius\s*\d+"))
         before = row.locator(".reading").inner_text()
         wait_until(lambda: row.locator(".reading").inner_text() != before, words="another value")
         page.fill("#search", "HYGRO")
@@ -110,19 +110,19 @@ def test_alarms_in_words_and_a_gateway_that_does_not_answer(page: Page, tmp_path
         add(tmp_path / "devices.json", ["attic"], datetime.now(UTC))
         log_in(page, gateway.url, PASSWORD)
         headline = page.locator("#headline.warn")
-        expect(headline).to_contain_text("Kafka has not been reached for", timeout=30_000)
+        expect(headline).to_contain_text("Kafka has not been reached for")
         expect(headline).to_contain_text("safe on this box")
         expect(headline).to_contain_text("sluice check")
-        expect(page.locator("#devices-count")).to_have_text(re.compile(r"; not heard yet: attic$"), timeout=30_000)
+        expect(page.locator("#devices-count")).to_have_text(re.compile(r"; not heard yet: attic$"))
         lose_some(gateway)
-        expect(page.locator("tbody[data-device='thermo-1'] td.lost")).to_contain_text("≥", timeout=30_000)
+        expect(page.locator("tbody[data-device='thermo-1'] td.lost")).to_contain_text("≥")
         gateway.process.send_signal(signal.SIGSTOP)
         try:
-            expect(page.locator("#link.lost")).to_contain_text("does not answer: last heard", timeout=15_000)
+            expect(page.locator("#link.lost")).to_contain_text("does not answer: last heard")
             picture(page, "lost")
         finally:
             gateway.process.send_signal(signal.SIGCONT)
-        expect(page.locator("#link")).to_have_text("live", timeout=15_000)
+        expect(page.locator("#link")).to_have_text("live")
         picture(page, "alarms")
         page.emulate_media(color_scheme="dark")
         picture(page, "alarms-dark")
@@ -143,7 +143,7 @@ def test_names_and_values_that_are_meant_to_harm_are_text(page: Page, tmp_path: 
         for number in range(3):
             publish(gateway.mqtt_port, "device/42/thermo", f'{{"{evil}": "{evil}", "boot": "b", "seq": {number}}}')
         log_in(page, gateway.url, PASSWORD)
-        expect(page.locator("td.reading")).to_contain_text(evil, timeout=15_000)
+        expect(page.locator("td.reading")).to_contain_text(evil)
         assert page.locator("td.reading img").count() == 0
 
 
