@@ -17,7 +17,8 @@ FILE_BYTES_MAX: Final = 4_000_000
 SOON: Final = timedelta(days=30)
 """Time before its end from which a certificate is reported."""
 
-_BEGIN = re.compile(r"^-----BEGIN ([A-Z0-9 ]+)-----", re.MULTILINE)
+_BEGIN = re.compile(r"^-----BEGIN ([A-Z0-9 ]+)-----[\0-\t\x0b-\x20]*$", re.MULTILINE)
+"""Blanks and control characters may follow, as OpenSSL allows it. A line with more is no beginning."""
 _CERTIFICATE = re.compile(r"-----BEGIN (?:X509 |TRUSTED )?CERTIFICATE-----")
 _LABELS: Final = frozenset({"CERTIFICATE", "X509 CERTIFICATE", "TRUSTED CERTIFICATE"})
 """Labels that OpenSSL takes for a certificate (PEM_read(3))."""

@@ -245,6 +245,8 @@ def test_all_that_tls_takes_for_a_certificate_is_one(pair: tuple[Path, Path], tm
             text.replace("\n", "\r\n"),
             f"\ufeff{text}",
             f"für\n{text}",
+            f"-----BEGIN CERTIFICATE-----#\n{text}",
+            text.replace("CERTIFICATE-----\n", "CERTIFICATE-----\x07 \n"),
         )
     ):
         file = tmp_path / f"{number}.pem"
