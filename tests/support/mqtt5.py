@@ -17,6 +17,7 @@ from gateway.mqtt.properties import (
     PROPERTIES,
     RESPONSE_TOPIC,
     SUBSCRIPTION_IDENTIFIER,
+    TOPIC_ALIAS,
     USER_PROPERTY,
     Properties,
     UserProperties,
@@ -50,7 +51,9 @@ def values_of(identifier: int) -> st.SearchStrategy[Value]:
     of = PROPERTIES[identifier]
     match kind:
         case 0 | 1 | 2:
-            return st.integers(of.least, min(of.most, 2 ** (8 << kind) - 1, 2**28 - 1))
+            # The listener refuses an alias of 0 by a reason of its own, so that `PROPERTIES` allows it.
+            least = 1 if identifier == TOPIC_ALIAS else of.least
+            return st.integers(least, min(of.most, 2 ** (8 << kind) - 1, 2**28 - 1))
         case 3:
             return st.integers(1, 2**28 - 1)
         case 4:

@@ -37,10 +37,11 @@ SERIES = Series("device-thermo", "42", "42", "device/42/thermo", "sluice.reading
 EVENT = Series("gateway-events", "gw1", "", "boot", "sluice.gateway.boot", "application/json")
 
 
-def headers(row: Row, clock: BootClock = CLOCK, series: Series = SERIES) -> list[tuple[str, bytes]]:
+def headers(row: Row, clock: BootClock | BootTimes = CLOCK, series: Series = SERIES) -> list[tuple[str, bytes]]:
     """The headers of a row's record, as a consumer decodes them."""
+    times = BootTimes(clock) if isinstance(clock, BootClock) else clock
     batch = EncodedBatch("none")
-    batch.add(RecordEncoder(GATEWAY, LANE, series).encode(row, BootTimes(clock), 0))
+    batch.add(RecordEncoder(GATEWAY, LANE, series).encode(row, times, 0))
     (record,) = decoded(batch)
     assert (record.key, record.value) == (series.key.encode(), row.datum.payload)
     return [(name, value) for name, value in record.headers if value is not None]

@@ -36,10 +36,11 @@ def both(row: Row, clock: BootClock = CLOCK, series: Series = SERIES) -> tuple[K
         series.topic: RecordEncoder(GATEWAY, LANE, series),
         "structured-readings": StructuredEncoder(GATEWAY, LANE, series, EVENTS),
     }
-    records = []
+    # As a gateway does: it asks its clock once for both.
+    records, times = [], BootTimes(clock)
     for topic, encoder in encoders.items():
         batch = EncodedBatch("none")
-        batch.add(encoder.encode(row, BootTimes(clock), 0))
+        batch.add(encoder.encode(row, times, 0))
         (record,) = decoded(batch)
         records.append(replace(reading(record.value, record.headers, key=record.key), topic=topic))
     binary, event = records
