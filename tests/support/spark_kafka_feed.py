@@ -31,3 +31,13 @@ async def send(broker: Broker, records: list[KafkaRecord]) -> None:
                 timestamp_ms=round(record.timestamp.timestamp() * 1_000),
             )
             assert sent.offset == record.offset
+
+
+def expect_no_warning(words: str) -> None:
+    """Fail a batch that warns. What is no Exception, as `pytest.fail` raises, would leave Spark waiting for ever."""
+    raise AssertionError(words)
+
+
+def expect_senders_times(words: str) -> None:
+    """Fail a batch that warns of anything but of the times that `send` gives its records."""
+    assert "have the time of their sender" in words, words

@@ -21,6 +21,7 @@ from spark.log.readings_view import open_readings
 from spark.source.kafka_source import KafkaSource
 from spark.source.topic_changes import TopicNow, TopicRead
 from tests.spark.test_spark_ingest import send
+from tests.support.spark_kafka_feed import expect_no_warning
 from tests.support.spark_oracle import KafkaRecord
 from tests.support.spark_records import reading, reading_headers
 
@@ -51,7 +52,7 @@ class Site:
         source = KafkaSource(self.kafka.bootstrap, self.topic)
         settings = IngestSettings(source, str(self.warehouse), str(self.checkpoint), once=True)
         begun: list[Begun] = []
-        run_ingest(self.spark, settings, threading.Event(), Listener(ready=begun.append, warn=pytest.fail))
+        run_ingest(self.spark, settings, threading.Event(), Listener(ready=begun.append, warn=expect_no_warning))
         return " ".join(each.anew for each in begun)
 
     def expect_all(self) -> None:
