@@ -23,7 +23,7 @@ from demo import child_process, kafka_broker
 from demo.kafka_broker import Broker
 from gateway.record_contract import DEVICE_HEADERS, HEADERS, attribute_of
 from tests.support import kafka_connect
-from tests.support.gateways import consume, consume_until, daemon, free_port, write_config
+from tests.support.gateways import consume, consume_until, daemon, free_port, header, write_config
 from tests.support.kafka_admin import create_topic
 from tests.support.kafka_connect import RUNNING, connect_standalone
 from tests.support.sizes import size
@@ -89,8 +89,8 @@ class Topics:
     beside: list[ConsumerRecord]
     """Structured events."""
     latest: list[ConsumerRecord]
-    heartbeat: dict[str, Any]
-    """The last one."""
+    told: dict[str, Any]
+    """Offsets that the last heartbeat tells."""
 
 
 @pytest.fixture(scope="module")
@@ -107,10 +107,20 @@ async def _filled(bootstrap: str, folder: Path) -> Topics:
         await asyncio.to_thread(publish_all, port, sent)
         own = await consume_until(bootstrap, len(sent), "both-thermo")
         beside = await consume_until(bootstrap, len(sent), "structured-both-thermo")
+        async with asyncio.timeout(patience(60)):
+            while "both-thermo" not in (told := await _told_offsets(bootstrap)):
+                await asyncio.sleep(0.2)
     latest = await consume(bootstrap, "latest-both-thermo")
-    events = await consume(bootstrap, "both-events")
-    *_, heartbeat = (json.loads(each.value) for each in events if dict(each.headers)["ce_subject"] == b"heartbeat")
-    return Topics(bootstrap, own, beside, latest, heartbeat)
+    return Topics(bootstrap, own, beside, latest, told)
+
+
+async def _told_offsets(bootstrap: str) -> dict[str, Any]:
+    """The offsets that the last heartbeat tells; none if there is no heartbeat yet."""
+    told: dict[str, Any] = {}
+    for event in await consume(bootstrap, "both-events"):
+        if header(event, "ce_subject") == "heartbeat":
+            told = json.loads(event.value or b"")["offsets"]
+    return told
 
 
 def ids_in(written: Path) -> set[str]:
@@ -187,8 +197,8 @@ def test_cloudevents_sdk_reads_every_record_in_both_modes(topics: Topics) -> Non
         event = event_of(record)
         other, structured = beside.pop(event.get_id())
         assert structured.key == record.key
-        for header in (*HEADERS, *DEVICE_HEADERS):
-            name = attribute_of(header)
+        for each in (*HEADERS, *DEVICE_HEADERS):
+            name = attribute_of(each)
             assert other.get_attributes().get(name) == event.get_attributes().get(name)
         assert other.get_extension("device") == record.key.decode()
         data = other.get_data()
@@ -211,7 +221,7 @@ def test_the_last_reading_of_each_device_is_the_last_one_of_its_key(topics: Topi
 
 
 def test_heartbeats_name_the_topics_that_the_tables_need_alone(topics: Topics) -> None:
-    assert set(topics.heartbeat["offsets"]) == {"both-thermo", "both-events"}
+    assert set(topics.told) == {"both-thermo", "both-events"}
 
 
 def documented(language: str, topics: Topics, topic: str) -> str:
@@ -260,5 +270,5 @@ def test_the_event_on_the_page_is_what_the_page_of_records_has_in_headers() -> N
     (told,) = re.findall(r"```json\n(.*?)```", PAGE, re.DOTALL)
     event = json.loads(told)
     example = (Path(__file__).parents[2] / "docs" / "kafka-records.md").read_text()
-    for header, text in re.findall(r"(?m)^(ce_[a-z]+|content-type) +(.+)$", example.partition("value  ")[0]):
-        assert event[attribute_of(header)] == text
+    for each, text in re.findall(r"(?m)^(ce_[a-z]+|content-type) +(.+)$", example.partition("value  ")[0]):
+        assert event[attribute_of(each)] == text
