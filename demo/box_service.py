@@ -47,23 +47,36 @@ class BoxService:
         self._thread = threading.Thread(target=self._run, name=f"service of {folder.name}")
 
     def __enter__(self) -> Self:
-        self._thread.start()
+        self.start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.leave()
-        self._thread.join()
+        self.join()
+
+    def start(self) -> None:
+        """Begin to start the daemon."""
+        self._thread.start()
 
     def leave(self) -> None:
-        """Begin to stop the daemon. `with` waits for it."""
+        """Begin to stop the daemon."""
         self._leave.set()
+
+    def join(self) -> None:
+        """Wait until the daemon has stopped."""
+        self._thread.join()
 
     @property
     def is_ready(self) -> bool:
         """Whether the daemon runs and has said that it is ready."""
         return self._is_ready
+
+    @property
+    def is_over(self) -> bool:
+        """Whether its thread has ended, and the daemon with it."""
+        return not self._thread.is_alive()
 
     def kill(self) -> None:
         """End the daemon by `kill -9`. It is started again."""

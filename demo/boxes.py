@@ -2,9 +2,11 @@
 
 import os
 import sys
+import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from demo import box
 from demo.box_service import BoxService
@@ -69,6 +71,15 @@ class Box:
         return self.folder / box.CONFIG
 
     @property
+    def first_settings(self) -> dict[str, Any]:
+        """Settings with which it was set up."""
+        return tomllib.loads(self._first.read_text())
+
+    @property
+    def _first(self) -> Path:
+        return self.folder / "first.toml"
+
+    @property
     def buffer(self) -> Path:
         return self.folder / "buffer.db"
 
@@ -102,3 +113,4 @@ class Box:
             namespace=self.folder.name, folder=self.folder, port=self.port, bootstrap=bootstrap, url=url
         )
         self.config.write_text(text)
+        self._first.write_text(text)
