@@ -77,8 +77,8 @@ def _tell(run: FleetRun, result: Audit, findings: tuple[str, ...]) -> None:
         say(said)
     say("\nWhat the sensors know, against what arrived:", "bold")
     say(
-        f"{len(run.boxes)} gateways acknowledged {total.acknowledged:,} readings. Kafka has {total.in_kafka:,}, and the "
-        f"table `readings` {total.in_readings:,}."
+        f"The gateways acknowledged {total.acknowledged:,} readings. Kafka has {total.in_kafka:,} of them, and the table "
+        f"`readings` {total.in_readings:,}."
     )
     for words in (*findings, *result.examples):
         say(words, "red")
@@ -87,5 +87,5 @@ def _tell(run: FleetRun, result: Audit, findings: tuple[str, ...]) -> None:
 
 def _words_of(roll_out: RollOut) -> str:
     shares = ", ".join(str(step.share) for step in roll_out.steps)
-    end = "It stopped by itself" if roll_out.has_stopped else "All have it"
-    return f"  {roll_out.words}: rolled out to {shares} per cent of the gateways. {end}: {in_words(roll_out.last.standings)}."
+    end = "Then it stopped by itself" if roll_out.has_stopped else "Then all had it"
+    return f"  {roll_out.words} was rolled out to {shares} per cent. {end}: {in_words(roll_out.last.standings)}."

@@ -131,6 +131,8 @@ async def rolled_out(settings: DemoSettings, folder: Folder, progress: Progress)
                     watch = tasks.create_task(_watch(run), name="watch")
                     await _measure(run)
                     watch.cancel()
+                    with progress.step("Stop the gateways"):
+                        await _stop_gateways(run)
         yield run
 
 
@@ -149,10 +151,14 @@ async def _gateways(run: FleetRun) -> AsyncIterator[None]:
     try:
         yield
     finally:
-        for service in run.services.values():
-            service.leave()
-        for service in run.services.values():
-            await asyncio.shield(asyncio.to_thread(service.join))
+        await asyncio.shield(_stop_gateways(run))
+
+
+async def _stop_gateways(run: FleetRun) -> None:
+    for service in run.services.values():
+        service.leave()
+    for service in run.services.values():
+        await asyncio.to_thread(service.join)
 
 
 async def _measure(run: FleetRun) -> None:
@@ -183,7 +189,7 @@ async def _measure(run: FleetRun) -> None:
             typed = ("sluice-cloud", *words, "--warehouse", str(run.folder.warehouse))
             _, said = await _owner(run, *words, "--warehouse", run.folder.warehouse)
             run.shown.append((typed, said))
-    with progress.step("Stop the gateways and the ingest job, which finishes its batch first"):
+    with progress.step("Stop the ingest job, which finishes its batch first"):
         await run.children.end(ingest, INGEST_STOP_S_MAX)
 
 
@@ -195,7 +201,7 @@ async def _start_gateways(run: FleetRun) -> None:
         run.services[box] = service = box.service()
         service.start()
     async with asyncio.timeout(START_S_MAX):
-        while not all(service.is_ready for service in run.services.values()):
+        while not all(service.is_ready for service in run.services.values()):  # noqa: ASYNC110 - they are threads
             await asyncio.sleep(0.2)
 
 
@@ -272,7 +278,7 @@ async def _told(run: FleetRun) -> Mapping[str, int]:
     while standings.keys() - ENDED or sum(standings.values()) < len(run.boxes):
         await asyncio.sleep(TABLES_LOOK_S)
         _, said = await _owner(run, "fleet", "status", run.fleet_file, "--warehouse", run.folder.warehouse, "--json")
-        now = Counter(json.loads(line)["standing"] for line in said.splitlines() if line.startswith("{"))
+        now = dict(Counter(json.loads(line)["standing"] for line in said.splitlines() if line.startswith("{")))
         if now != standings:
             standings, changed_s = now, loop.time()
         elif loop.time() - changed_s > STANDSTILL_S_MAX:
@@ -323,7 +329,7 @@ async def _look(run: FleetRun, box: Box) -> None:
 
 async def _killed(run: FleetRun, box: Box, look: Child) -> bool:
     """End a look, or the daemon of a change on trial, by `kill -9` at some moment. Returns whether the look is dead."""
-    while box.report.trial is None and look.process.poll() is None and random.random() > HASTE:  # noqa: S311
+    while box.report.trial is None and look.process.poll() is None and random.random() > HASTE:  # noqa: S311, ASYNC110
         await asyncio.sleep(0.05)
     on_trial = box.report.trial is not None
     if on_trial:
