@@ -77,8 +77,8 @@ def _tell(run: FleetRun, result: Audit, findings: tuple[str, ...]) -> None:
         say(said)
     say("\nWhat the sensors know, against what arrived:", "bold")
     say(
-        f"The gateways acknowledged {total.acknowledged:,} readings. Kafka has {total.in_kafka:,} of them, and the table "
-        f"`readings` {total.in_readings:,}."
+        f"The gateways acknowledged {total.acknowledged:,} readings. There are {total.in_kafka:,} in Kafka, and "
+        f"{total.in_readings:,} in the table `readings`."
     )
     for words in (*findings, *result.examples):
         say(words, "red")

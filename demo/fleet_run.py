@@ -2,12 +2,14 @@
 
 import asyncio
 import json
+import os
 import random
 import shutil
 from collections import Counter
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from demo import child_process
@@ -25,6 +27,7 @@ from demo.web_folder import WebFolder, web_folder
 from gateway.daemon import control
 from gateway.daemon.control import ControlError
 from gateway.fleet_file import NAME, load
+from gateway.host.terminal_text import span
 from systemd import deb_signing
 
 SENSORS = 2
@@ -44,6 +47,8 @@ DAEMONS_SHARE = 0.5
 """Share of the kills on trial that hit the daemon, and not the look."""
 WATCH_INTERVAL_S = 1.0
 TABLES_LOOK_S = 2.0
+ALL = ("--json", "--limit", "1000")
+"""Options by which a listing of `sluice-cloud` has all rows for a program."""
 ENDED = frozenset({"good", "not-drawn", "went-back", "refused"})
 """Standings of gateways that have nothing more to do."""
 
@@ -172,8 +177,13 @@ async def _measure(run: FleetRun) -> None:
         step.result = f"each looks at {run.web.url}, a folder with signed files, and trusts its owner's key"
     with progress.step(f"Switch on {SENSORS} MQTT sensors at each gateway"):
         sensors = _start_sensors(run)
-    await _roll_out(run, "a good change", GOOD)
-    await _roll_out(run, "a change with a mistake in Kafka's address", BAD)
+    progress.note(
+        f"A change is on trial for {span(run.settings.trial_s)} here at most, and for 5 min in the field. There, a gateway "
+        "looks once an hour."
+    )
+    await _roll_out(run, "A good change", GOOD)
+    progress.note("The next change has a mistake: nobody listens at that address.")
+    await _roll_out(run, "A bad change", BAD)
     with progress.step("Sensors stop measuring and wait for their last acknowledgements"):
         sensors.expected = False
         sensors.process.terminate()
@@ -185,10 +195,11 @@ async def _measure(run: FleetRun) -> None:
         await run.cloud.until_ingested(ingest)
         step.result = f"{sum(run.cloud.ends.values()):,} records"
     with progress.step("Ask the tables what the owner would ask"):
-        for words in (("fleet", "status", str(run.fleet_file)), ("gateways", "--trouble")):
-            typed = ("sluice-cloud", *words, "--warehouse", str(run.folder.warehouse))
-            _, said = await _owner(run, *words, "--warehouse", run.folder.warehouse)
-            run.shown.append((typed, said))
+        width = {"COLUMNS": str(progress.console.width)} if progress.console.is_terminal else {}
+        for words in (("fleet", "status", short(run.fleet_file)), ("gateways", "--trouble")):
+            typed = (*words, "--warehouse", short(run.folder.warehouse))
+            _, said = await _owner(run, *typed, env={**os.environ, **width})
+            run.shown.append(((short(COMMANDS / "sluice-cloud"), *typed), said))
     with progress.step("Stop the ingest job, which finishes its batch first"):
         await run.children.end(ingest, INGEST_STOP_S_MAX)
 
@@ -229,7 +240,7 @@ async def _roll_out(run: FleetRun, what: str, setting: str) -> None:
 serial = {serial}
 
 [[groups]]
-name = "all"
+name = "sites"
 gateways = ["*/gateway"]
 share = {FIRST_SHARE}
 
@@ -240,12 +251,19 @@ share = {FIRST_SHARE}
     while not roll_out.has_stopped:
         fleet = load(run.fleet_file)
         share = fleet.groups[0].share
-        with run.progress.step(f"Roll out {what} ({setting}) to {share} per cent of the gateways") as step:
+        with run.progress.step(f"{what} ({setting}), {share} per cent: each gateway looks at the folder") as step:
             await _publish(run)
-            await asyncio.gather(*(_look(run, box) for box in run.boxes))
+            looks = [asyncio.create_task(_look(run, box)) for box in run.boxes]
+            step.state = partial(_looks_in_words, run, looks)
+            try:
+                await asyncio.gather(*looks)
+            finally:
+                for look in looks:
+                    look.cancel()
+            step.state = lambda: "the tables learn what became of it"
             roll_out.steps.append(Step(share, await _told(run)))
             step.result = in_words(roll_out.last.standings)
-        raised = ("fleet", "raise", run.fleet_file, "--warehouse", run.folder.warehouse)
+        raised = ("fleet", "raise", short(run.fleet_file), "--warehouse", run.folder.warehouse)
         code, said = await _owner(run, *raised, "--by", str(run.settings.step))
         if code == 1:
             roll_out.has_stopped, roll_out.refusal = True, said
@@ -277,7 +295,7 @@ async def _told(run: FleetRun) -> Mapping[str, int]:
     changed_s = loop.time()
     while standings.keys() - ENDED or sum(standings.values()) < len(run.boxes):
         await asyncio.sleep(TABLES_LOOK_S)
-        _, said = await _owner(run, "fleet", "status", run.fleet_file, "--warehouse", run.folder.warehouse, "--json")
+        _, said = await _owner(run, "fleet", "status", run.fleet_file, "--warehouse", run.folder.warehouse, *ALL)
         now = dict(Counter(json.loads(line)["standing"] for line in said.splitlines() if line.startswith("{")))
         if now != standings:
             standings, changed_s = now, loop.time()
@@ -289,16 +307,26 @@ async def _told(run: FleetRun) -> Mapping[str, int]:
     return standings
 
 
-async def _owner(run: FleetRun, *words: str | Path) -> tuple[int, str]:
+async def _owner(run: FleetRun, *words: str | Path, env: Mapping[str, str] | None = None) -> tuple[int, str]:
     """Run `sluice-cloud` to its end, and return its exit code and what it said."""
     run.commands += 1
-    child = run.children.start(f"owner-{run.commands}", (COMMANDS / "sluice-cloud", *words), INSTALL)
+    child = run.children.start(f"owner-{run.commands}", (COMMANDS / "sluice-cloud", *words), INSTALL, env=env)
     code = await run.children.finish(child, LOOK_S_MAX)
     if code is None:
         raise DemoError(f"sluice-cloud {words[0]} did not end within {LOOK_S_MAX:.0f} s", INSTALL, child.log)
     said = child.log.read_text()
     child.log.unlink()
     return code, said.rstrip()
+
+
+def short(path: Path) -> str:
+    """A path as a person types it who is here."""
+    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)
+
+
+def _looks_in_words(run: FleetRun, looks: Sequence[asyncio.Task[None]]) -> str:
+    on_trial = sum(box.report.trial is not None for box in run.boxes)
+    return f"{sum(look.done() for look in looks)} of {len(looks)} are through, {on_trial} have the change on trial"
 
 
 def in_words(standings: Mapping[str, int]) -> str:
