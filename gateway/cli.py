@@ -18,6 +18,7 @@ from gateway.reading import BufferFileError
 _ELSEWHERE = {
     "buffer": "gateway.commands.buffer_commands:buffer",
     "devices": "gateway.commands.devices_commands:devices",
+    "fleet": "gateway.commands.fleet.fleet_command:fleet",
     "provision": "gateway.commands.setup.provision_command:provision_command",
     "reset": "gateway.commands.setup.reset_command:reset",
     "settings": "gateway.commands.settings_command:settings_command",

@@ -49,6 +49,18 @@ CODES = {
         "The stick that is plugged in brings no update that this box takes.",
         "Pull the stick out, and bring the right file on it.",
     ),
+    "fleet-on-trial": ConditionCode("What the fleet's file wants was put in place, and was not found good yet."),
+    "fleet-went-back": ConditionCode(
+        "What the fleet's file wants was given up, and the box is as before.",
+        "Mend the cause. Then publish another change, or raise the group's attempt.",
+    ),
+    "fleet-refused": ConditionCode(
+        "What the fleet's file wants cannot be tried on this box.",
+        "Correct what the file wants of this box.",
+    ),
+    "fleet-unread": ConditionCode(
+        "Nothing was taken in from the fleet's folder.", "Look at the folder, and at fleet.url."
+    ),
     "buffer-set-aside": ConditionCode(
         "The buffer's file could not be used. A new one took its place.",
         "If this comes again, replace the memory card.",

@@ -13,6 +13,13 @@ from gateway.record_contract import COMMANDS_TOPIC, DEVICE_NAME, NAME_RULE
 Port = Annotated[int, Meta(ge=1, le=65535, description="a TCP port, 1 to 65535")]
 Seconds = Annotated[float, Meta(gt=0, le=86_400, description="seconds, above 0 and at most 86400")]
 Name = Annotated[str, Meta(pattern=f"^{DEVICE_NAME.pattern}$", description=NAME_RULE)]
+Hours = Annotated[
+    str,
+    Meta(
+        pattern=r"^([01][0-9]|2[0-3]):[0-5][0-9]-([01][0-9]|2[0-3]):[0-5][0-9]\Z",
+        description='hours of the day in UTC, such as "22:00-05:00"',
+    ),
+]
 DEFAULT_CONFIG = Path("/etc/sluice/gateway.toml")
 METERED_LINGER_S = 1.0
 """Seconds that live readings wait for company on a metered link. A request for each would be mostly headers."""
@@ -643,6 +650,19 @@ class StatusPageSettings(Struct, frozen=True, forbid_unknown_fields=True):
     """Devices whose last hour is kept in memory. Beyond it, devices that nobody looks at give way."""
 
 
+class FleetSettings(Struct, frozen=True, forbid_unknown_fields=True):
+    """`[fleet]`: a folder in the network that says which version and settings this box is to have.
+
+    Without this section, the box looks at no folder, and changes nothing by itself.
+    """
+
+    url: str
+    """Folder (`https://...`) with `fleet.toml`, its signature `fleet.toml.sig`, and the packages. See docs/fleet.md."""
+    hours: Hours | None = None
+    """Hours of the day (UTC) in which this box may change. Hours in `fleet.toml` hold too. Without either, the whole
+    day."""
+
+
 class LogSettings(Struct, frozen=True, forbid_unknown_fields=True):
     """`[log]`: what the gateway writes to its log (standard error)."""
 
@@ -674,6 +694,7 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True):
     """Kafka topic for MQTT topics without a route. Without it they go to the quarantine."""
     commands: CommandSettings | None = None
     status_page: StatusPageSettings | None = None
+    fleet: FleetSettings | None = None
     log: LogSettings = LogSettings()
 
     @property

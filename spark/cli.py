@@ -13,6 +13,7 @@ from spark.commands.desk_command import desk
 from spark.commands.device_command import command as device_command
 from spark.commands.explain_command import explain
 from spark.commands.failure_words import TOLD, known, told_failure, unforeseen
+from spark.commands.fleet_commands import fleet
 from spark.commands.ingest_command import ingest
 from spark.commands.peek_command import peek
 from spark.commands.publish_command import publish
@@ -79,6 +80,7 @@ for command in (
     gaps,
     losses,
     gateways,
+    fleet,
     explain,
     report,
     quarantine,

@@ -113,6 +113,7 @@ _IN_THE_CLEAR = {
     "read it; add [kafka.tls] and the brokers' port for it",
 }
 _AUTHORIZATION_EXAMPLE = 'token_url = "https://login.example/oauth2/token"'
+_FOLDER_EXAMPLE = 'url = "https://updates.example/fleet", a folder by https and without a password'
 _UNVERIFIED = (
     "certificates are always verified, for without that anybody could answer; where they are of an authority of your "
     "own, write its certificate into a file, and that file's path as ca"
@@ -311,6 +312,8 @@ def _meaning_mistakes(settings: Settings) -> Iterator[tuple[Place, str]]:
         yield from serial_mistakes(settings.serial)
     if settings.status_page is not None:
         yield from _own_host_mistakes(("status_page", "host"), settings.status_page.host)
+    if settings.fleet is not None and not _is_folder(settings.fleet.url):
+        yield ("fleet", "url"), f"{show(settings.fleet.url)} will not do; write {_FOLDER_EXAMPLE}"
 
 
 def _size_mistakes(settings: Settings) -> Iterator[tuple[Place, str]]:
@@ -496,12 +499,17 @@ def _token_mistakes(sasl: KafkaSaslSettings) -> Iterator[tuple[Place, str]]:
 
 
 def _is_https(url: str) -> bool:
-    """Whether a text is a URL of HTTPS that a token can be asked for at."""
+    """Whether a text is a URL of HTTPS that can be asked, and holds no password."""
     try:
         parts = urlsplit(url)
         return parts.scheme == "https" and bool(parts.hostname) and parts.port != 0 and "@" not in parts.netloc
     except ValueError:
         return False
+
+
+def _is_folder(url: str) -> bool:
+    """Whether a text is the URL of a folder that files are fetched from by HTTPS."""
+    return _is_https(url) and not urlsplit(url).query and not urlsplit(url).fragment
 
 
 def _topic_template_mistakes(settings: Settings, name: str, example: str) -> Iterator[tuple[Place, str]]:

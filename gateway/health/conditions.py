@@ -174,6 +174,7 @@ def conditions(facts: Facts) -> list[Condition]:
         *quarantined({} if facts.buffer_status is None else facts.buffer_status.quarantine_reasons),
         *_wear(facts),
         *_update(facts),
+        *_fleet(facts),
     ]
     return sorted(found, key=lambda condition: LEVELS.index(condition.level))
 
@@ -258,6 +259,22 @@ def _update(facts: Facts) -> Iterator[Condition]:
     else:
         todo = "Mend the cause, or install another version: sluice update FILE.raucb."
         yield Condition("update-went-back", "warn", "Update", words, "", todo)
+
+
+def _fleet(facts: Facts) -> Iterator[Condition]:
+    report = facts.fleet
+    if report is None:
+        return
+    words = _sentence(_capital(shortened(report.words, WORDS_MAX)))
+    if report.result == "on-trial":
+        yield Condition("fleet-on-trial", "note", "Update", words)
+    elif report.result in {"going-back", "went-back"}:
+        yield _usual("fleet-went-back", "warn", "Update", words)
+    elif report.result == "refused":
+        yield _usual("fleet-refused", "warn", "Update", words)
+    if report.trouble:
+        told = f"Nothing was taken in from the fleet's folder: {shortened(report.trouble, WORDS_MAX)}"
+        yield _usual("fleet-unread", "warn", "Update", _sentence(told), "This box stays as it is.")
 
 
 def disk_always_first(settings: Settings) -> str:

@@ -14,6 +14,7 @@ from gateway.buffer.status import BufferStatus
 from gateway.clock.report import ClockView
 from gateway.config.running_settings import as_whom, digest, running_settings
 from gateway.host.disk_health import Trouble
+from gateway.host.fleet_report import FleetReport
 from gateway.host.last_update import LastUpdate
 from gateway.settings import Settings
 from gateway.uplink.state import UplinkState
@@ -96,6 +97,8 @@ class Facts(Struct, frozen=True):
     """Last update of the box's image; None if there was none."""
     refused_update: LastUpdate | None = None
     """Update on the stick that is plugged in, if it was refused."""
+    fleet: FleetReport | None = None
+    """How this box stands to the fleet's file; None if it looks at none."""
     unknown: frozenset[str] = frozenset()
     """Members of the daemon's answer that cannot be read, such as `serial` and `uplink.sent`. Also `uplink`, `clock`
     and `devices` if it has nothing of them."""

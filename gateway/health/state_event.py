@@ -13,10 +13,11 @@ from gateway.config.running_settings import digest_for_others
 from gateway.health.conditions import Condition, conditions
 from gateway.health.facts import Facts
 from gateway.host.box import Box
+from gateway.host.fleet_report import FleetReport
 from gateway.host.last_update import LastUpdate
 from gateway.host.terminal_text import shortened
 
-STATE_BYTES_MAX: Final = 6_144
+STATE_BYTES_MAX: Final = 6_656
 """Bytes of the event's value. A usual one has a tenth of this."""
 NAMED_MAX: Final = 8
 """Addresses, ports and silent devices that are named."""
@@ -24,6 +25,8 @@ NAME_BYTES_MAX: Final = 128
 """Bytes of a name, an address or a version."""
 REASON_BYTES_MAX: Final = 512
 """Bytes of the words on an update."""
+FLEET_BYTES_MAX: Final = 200
+"""Bytes of each of the words on the fleet's file."""
 
 
 def state_body(facts: Facts, box: Box, version: str, lane_number: int) -> dict[str, Any]:
@@ -36,6 +39,7 @@ def state_body(facts: Facts, box: Box, version: str, lane_number: int) -> dict[s
         "image": None if box.image is None else _name(box.image.version),
         "slot": None if box.image is None else box.image.slot,
         "update": None if facts.update is None else _update(facts.update),
+        "fleet": None if facts.fleet is None else _fleet(facts.fleet),
         "heartbeat_s": facts.settings.kafka.heartbeat_interval_s,
         "settings": digest_for_others(facts.settings),
         "clock": {"synced": clock.synced, "source": facts.settings.gateway.clock, "error_us": clock.error_us},
@@ -62,9 +66,9 @@ def state_body(facts: Facts, box: Box, version: str, lane_number: int) -> dict[s
 
 def lasting(body: dict[str, Any]) -> dict[str, Any]:
     """Return the members of a state that last. Others always change a little, and that is no news."""
-    named = ("version", "image", "slot", "update", "settings", "addresses", "ports", "ports_known", "conditions")
+    of_box = ("version", "image", "slot", "update", "fleet", "settings", "addresses")
     return {
-        **{name: body[name] for name in named},
+        **{name: body[name] for name in (*of_box, "ports", "ports_known", "conditions")},
         "clock": (body["clock"]["synced"], body["clock"]["source"]),
         "life_used_tenths": body["disk"]["life_used_tenths"],
         "silent": (body["devices"]["silent"], body["devices"]["silent_named"]),
@@ -77,6 +81,16 @@ def _update(update: LastUpdate) -> dict[str, object]:
         "to": _name(update.new) or None,
         "result": update.result,
         "reason": _cut(update.reason, REASON_BYTES_MAX) or None,
+    }
+
+
+def _fleet(report: FleetReport) -> dict[str, object]:
+    return {
+        "serial": report.serial,
+        "wish": report.wish or None,
+        "result": report.result,
+        "reason": _cut(report.reason, FLEET_BYTES_MAX) or None,
+        "trouble": _cut(report.trouble, FLEET_BYTES_MAX) or None,
     }
 
 

@@ -24,8 +24,9 @@ from gateway.clock.kernel_clock import boottime_us
 from gateway.daemon.device_states import DevicesAsked, DeviceState, devices_page
 from gateway.devices.listing import Device, is_silent, log_ins, may_log_in, merged, places_on_ports
 from gateway.health.facts import Facts, Silent
-from gateway.host import disk_health, last_update
+from gateway.host import disk_health, fleet_report, last_update
 from gateway.host.disk_health import Disk, Trouble
+from gateway.host.fleet_report import FleetReport
 from gateway.host.last_update import LastUpdate
 from gateway.reading import BufferFileError
 
@@ -57,6 +58,7 @@ class OnDisk(Struct, frozen=True):
     troubles: tuple[Trouble, ...] = ()
     update: LastUpdate | None = None
     refused_update: LastUpdate | None = None
+    fleet: FleetReport | None = None
 
 
 class Row(Struct, frozen=True):
@@ -215,6 +217,7 @@ class Survey:
             above_share_devices=state.above_share_devices,
             update=on_disk.update,
             refused_update=on_disk.refused_update,
+            fleet=None if settings.fleet is None else on_disk.fleet,
         )
 
     def _missing(self) -> Iterator[tuple[str, int]]:
@@ -231,7 +234,7 @@ def told(part: Callable[[], dict[str, Any]] | None) -> dict[str, Any]:
 
 def look_at_the_file(path: Path) -> OnDisk:
     """Read the buffer's file and its disk; what cannot be read stays unknown. Runs on a thread of its own."""
-    found = OnDisk(update=last_update.read(), refused_update=last_update.read_refused())
+    found = OnDisk(update=last_update.read(), refused_update=last_update.read_refused(), fleet=fleet_report.read())
     with suppress(OSError):
         space = os.statvfs(path)
         room = {"disk_free_bytes": space.f_bavail * space.f_frsize, "disk_bytes": space.f_blocks * space.f_frsize}

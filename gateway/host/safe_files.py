@@ -74,6 +74,27 @@ def make_private(path: Path) -> None:
         os.close(made)
 
 
+def write_whole(path: Path, content: bytes, mode: int) -> None:
+    """Replace a file in a folder that nobody else can write. A power cut leaves the old file or the new one.
+
+    Raises OSError; then the old file is there.
+    """
+    # If a power cut leaves it behind, the next call writes over it.
+    begun = path.with_name(f"{path.name}.new")
+    try:
+        opened = os.open(begun, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        with os.fdopen(opened, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fchmod(opened, mode)
+            os.fsync(opened)
+        begun.replace(path)
+    except OSError:
+        begun.unlink(missing_ok=True)
+        raise
+    sync_folder(path.parent)
+
+
 def sync_folder(folder: Path, start: int | None = None) -> None:
     """Wait until the names in a folder are on the disk. Raises OSError.
 

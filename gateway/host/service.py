@@ -50,6 +50,11 @@ def start(*, wait: bool = True) -> None:
     _do(*(() if wait else ("--no-block",)), "restart", UNIT)
 
 
+def restart() -> None:
+    """Restart the service if it runs, and wait until it is ready. Raises ServiceError."""
+    _do("try-restart", UNIT)
+
+
 def stop() -> None:
     """Stop the service until somebody starts it, or until the next boot. Raises ServiceError."""
     _do("stop", UNIT)

@@ -56,6 +56,10 @@ class Schema:
         """Say what to write instead of a wrong value."""
         return wanted(hint)
 
+    def may_miss(self, _place: Place) -> bool:
+        """Whether a needed setting may be left out, as in a change of another file."""
+        return False
+
     def is_secret(self, _place: Place) -> bool:
         """Whether no value of this place may be shown."""
         return False
@@ -86,7 +90,7 @@ class Schema:
         for name, setting in settings.items():
             if name in table:
                 yield from self._value(setting.type, table[name], (*place, name))
-            elif setting.required or name == self.needed.get(struct):
+            elif (setting.required or name == self.needed.get(struct)) and not self.may_miss((*place, name)):
                 yield self.missing((*place, name), setting.type)
 
     def _close_to(self, key: str, known: Iterable[str]) -> str:

@@ -3,7 +3,7 @@
 from typing import NamedTuple
 
 from gateway.condition_codes import LEVELS
-from spark.finality.box_states import ToldState, Update
+from spark.finality.box_states import FleetState, ToldState, Update
 from spark.log.edge_times import Clocks
 
 TIMES = {"state_us": "state_time", "booted_us": "booted_time", "uplink_since_us": "uplink_since_time"}
@@ -24,6 +24,11 @@ class BoxFigures(NamedTuple):
     update_to: str | None = None
     update_result: str | None = None
     update_reason: str | None = None
+    fleet_serial: int | None = None
+    fleet_wish: str | None = None
+    fleet_result: str | None = None
+    fleet_reason: str | None = None
+    fleet_trouble: str | None = None
     settings: str | None = None
     heartbeat_s: float | None = None
     booted_us: int | None = None
@@ -63,7 +68,7 @@ def box_figures(namespace: str, told: ToldState | None, clocks: Clocks) -> BoxFi
     state, at = told.state, clocks.of(namespace, told.edge)
     at_us = at.us if at.earliest_us() > 0 else None
     update, clock, disk = state.update or Update(), state.clock, state.disk
-    memory, devices = state.memory, state.devices
+    memory, devices, fleet = state.memory, state.devices, state.fleet or FleetState()
     by_level = {level: codes for level in LEVELS if (codes := getattr(state.conditions, level))}
     return BoxFigures(
         state_us=at_us,
@@ -73,6 +78,11 @@ def box_figures(namespace: str, told: ToldState | None, clocks: Clocks) -> BoxFi
         update_to=update.to,
         update_result=update.result,
         update_reason=update.reason,
+        fleet_serial=fleet.serial,
+        fleet_wish=fleet.wish,
+        fleet_result=fleet.result,
+        fleet_reason=fleet.reason,
+        fleet_trouble=fleet.trouble,
         settings=state.settings,
         heartbeat_s=state.heartbeat_s,
         booted_us=_before(at_us, told.edge.boot_time_us),

@@ -25,6 +25,16 @@ class Update(Struct, frozen=True):
     reason: Text | None = None
 
 
+class FleetState(Struct, frozen=True):
+    """How the box stands to the fleet's file."""
+
+    serial: Number | None = None
+    wish: Text | None = None
+    result: Text | None = None
+    reason: Text | None = None
+    trouble: Text | None = None
+
+
 class Clock(Struct, frozen=True):
     """The box's clock."""
 
@@ -76,6 +86,7 @@ class BoxState(Struct, frozen=True):
     image: Text | None = None
     slot: Text | None = None
     update: Update | None = None
+    fleet: FleetState | None = None
     heartbeat_s: Annotated[float, Meta(ge=0, le=86_400)] | None = None
     settings: Text | None = None
     clock: Clock = Clock()

@@ -183,6 +183,7 @@ STATE: Mapping[str, object] = {
     "image": "1.1",
     "slot": "a",
     "update": {"from": "1.0", "to": "1.1", "result": "good", "reason": None},
+    "fleet": {"serial": 7, "wish": "1" * 16, "result": "went-back", "reason": "no reading came in", "trouble": None},
     "heartbeat_s": 10.0,
     "settings": "0" * 16,
     "clock": {"synced": True, "source": "kernel", "error_us": 500},

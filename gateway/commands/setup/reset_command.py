@@ -20,7 +20,7 @@ from gateway.commands.setup.provision import BOOT_FOLDERS, PROVISIONING_NAMES
 from gateway.commands.setup.setup_command import end, typed
 from gateway.commands.setup.write import CREDENTIALS_FOLDER, SECRETS_FOLDER, is_unfinished
 from gateway.config import config_file
-from gateway.host import service
+from gateway.host import fleet_report, service
 from gateway.host.safe_files import LeftAloneError, why_left_alone, wipe
 from gateway.host.service_user import as_service
 from gateway.host.terminal import ask, confirm, say
@@ -167,6 +167,8 @@ def find_what_to_wipe(config: Path) -> ToWipe:
         # Answers on the boot partition would set this box up again at its next start.
         boot = [boot / name for boot in BOOT_FOLDERS for name in PROVISIONING_NAMES]
         ours += [path for path in boot if path.is_file()]
+        # Former settings, and a serial number that could be higher than those of another fleet.
+        ours += [path for path in fleet_report.FOLDER.rglob("*") if path.is_file()]
     settings_files = [*kept, *([config] if os.path.lexists(config) else [])]
     judged = {path: why_left_alone(path) for path in (*ours, *data, *settings_files)}
     left = dict.fromkeys(path for path in (*beside, *named) if path not in judged)

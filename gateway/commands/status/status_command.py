@@ -101,7 +101,7 @@ def glance(settings: Settings, config: Path, timeout_s: float | None = None) -> 
     from gateway.daemon import control  # noqa: PLC0415
     from gateway.devices.listing import read_devices  # noqa: PLC0415
     from gateway.health.facts import read_state  # noqa: PLC0415
-    from gateway.host import last_update, our_image  # noqa: PLC0415
+    from gateway.host import fleet_report, last_update, our_image  # noqa: PLC0415
     from gateway.host.disk_health import read_disk  # noqa: PLC0415
     from gateway.host.service import how_to_start  # noqa: PLC0415
 
@@ -137,5 +137,6 @@ def glance(settings: Settings, config: Path, timeout_s: float | None = None) -> 
         disk=read_disk(path.parent),
         update=last_update.read(),
         refused_update=last_update.read_refused(),
+        fleet=None if settings.fleet is None else fleet_report.read(),
         image=our_image.read(),
     )

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from gateway.commands.buffer_commands import RoomLeft
     from gateway.commands.status.device_table import DeviceRow
     from gateway.host.disk_health import Disk
+    from gateway.host.fleet_report import FleetReport
     from gateway.host.last_update import LastUpdate
     from gateway.host.our_image import OurImage
     from gateway.settings import Settings
@@ -73,6 +74,7 @@ class Glance:
     disk: "Disk | None" = None
     update: "LastUpdate | None" = None
     refused_update: "LastUpdate | None" = None
+    fleet: "FleetReport | None" = None
     image: "OurImage | None" = None
     rates: "Rates | None" = None
     """Rates since an earlier glance, if there was one."""
@@ -130,6 +132,7 @@ def facts_of(seen: Glance) -> Facts:
         findings=tuple((row.device, row.note) for row in rows if row.finding and row.note),
         update=seen.update,
         refused_update=seen.refused_update,
+        fleet=seen.fleet,
     )
     return facts if seen.devices is not None else replace(facts, unknown=facts.unknown | {"devices"})
 
@@ -190,9 +193,11 @@ def _gateway(seen: Glance, answer: dict[str, Any], facts: Facts) -> Iterator[str
 
 
 def _update(seen: Glance) -> Iterator[str]:
-    """The last update of the box's image, if it was found good. Conditions tell of others."""
+    """The last update of the box's image, and how it stands to the fleet's file. Conditions tell what is not well."""
     if seen.update is not None and seen.update.result == "good":
         yield escaped(seen.update.words)
+    if seen.fleet is not None and seen.fleet.result in {"none", "waits", "good"} and seen.fleet.serial:
+        yield escaped(seen.fleet.words)
 
 
 def _traffic(seen: Glance, facts: Facts) -> Iterator[str]:

@@ -14,6 +14,7 @@ from gateway.clock.report import ClockView
 from gateway.health.conditions import Condition, conditions, first_copy, headline
 from gateway.health.facts import Facts, Silent
 from gateway.host.disk_health import Trouble
+from gateway.host.fleet_report import FleetReport
 from gateway.host.last_update import Before, LastUpdate
 from gateway.settings import (
     BufferSettings,
@@ -97,6 +98,23 @@ def test_an_update_of_the_image_is_told_until_it_is_good() -> None:
     assert (back.code, back.level) == ("update-went-back", "warn")
     assert back.words == "Version 1.1 was given up, and 1.0 runs again: its service does not run."
     assert conditions(replace(WELL, update=replace(update, result="good"))) == []
+
+
+def test_what_became_of_a_fleets_file_is_told() -> None:
+    report = FleetReport(7, "", "0123456789abcdef", "good")
+    assert conditions(replace(WELL, fleet=report)) == []
+    assert conditions(replace(WELL, fleet=replace(report, result="waits", reason="its hours"))) == []
+    trial = only(replace(WELL, fleet=replace(report, result="on-trial")))
+    assert (trial.code, trial.level) == ("fleet-on-trial", "note")
+    back = only(replace(WELL, fleet=replace(report, result="went-back", reason="Kafka is not reached")))
+    assert (back.code, back.level) == ("fleet-went-back", "warn")
+    assert "given up; the box is as it was before: Kafka is not reached." in back.words
+    assert only(replace(WELL, fleet=replace(report, result="going-back"))).code == "fleet-went-back"
+    refused = only(replace(WELL, fleet=replace(report, result="refused", reason="no way back")))
+    assert (refused.code, refused.level) == ("fleet-refused", "warn")
+    unread = only(replace(WELL, fleet=replace(report, trouble="the server answers 404")))
+    assert unread.code == "fleet-unread"
+    assert "the server answers 404." in unread.words
 
 
 def test_a_stick_that_is_refused_is_told_beside_the_last_update() -> None:

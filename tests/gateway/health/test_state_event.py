@@ -14,6 +14,7 @@ from gateway.config.running_settings import digest_for_others
 from gateway.health.facts import Facts, Silent
 from gateway.health.state_event import NAMED_MAX, STATE_BYTES_MAX, lasting, state_body
 from gateway.host.box import Box
+from gateway.host.fleet_report import FleetReport
 from gateway.host.last_update import Before, LastUpdate
 from gateway.host.our_image import OurImage
 from gateway.settings import BufferSettings, GatewaySettings, KafkaSettings, ListenerSettings, Settings
@@ -46,6 +47,7 @@ WELL = Facts(
     heard=3,
     silent=(Silent("attic", 900.0),),
     update=LastUpdate("1", "1.1", "1.2", "b", Before(), "went-back", "Kafka is not reached"),
+    fleet=FleetReport(7, "", "0123456789abcdef", "went-back", "no reading came in", trouble="the server answers 404"),
 )
 BOX = Box(OurImage("1.1", "a", {}), 512_000_000, 300_000_000, 60_000_000, ("192.0.2.7", "2001:db8::7"))
 
@@ -58,6 +60,13 @@ def test_a_state_tells_what_runs_how_the_box_is_and_what_is_not_well() -> None:
         "image": "1.1",
         "slot": "a",
         "update": {"from": "1.1", "to": "1.2", "result": "went-back", "reason": "Kafka is not reached"},
+        "fleet": {
+            "serial": 7,
+            "wish": "0123456789abcdef",
+            "result": "went-back",
+            "reason": "no reading came in",
+            "trouble": "the server answers 404",
+        },
         "heartbeat_s": 10.0,
         "settings": digest_for_others(SETTINGS),
         "clock": {"synced": True, "source": "kernel", "error_us": 1_500},
@@ -74,13 +83,17 @@ def test_a_state_tells_what_runs_how_the_box_is_and_what_is_not_well() -> None:
         "ports": {"/dev/ttyUSB0": "open"},
         "ports_known": 1,
         "devices": {"known": 4, "heard": 3, "silent": 1, "silent_named": ["attic"]},
-        "conditions": {"bad": [], "warn": ["device-silent", "update-went-back"], "note": []},
+        "conditions": {
+            "bad": [],
+            "warn": ["device-silent", "update-went-back", "fleet-went-back", "fleet-unread"],
+            "note": [],
+        },
     }
 
 
 def test_a_box_that_tells_nothing_of_itself_has_a_state_too() -> None:
     body = state_body(Facts(SETTINGS, 10**10, WALL_S, uplink=UplinkState()), Box(), "0.1.0", 1)
-    assert (body["image"], body["slot"], body["update"], body["uplink_s"]) == (None, None, None, None)
+    assert (body["image"], body["slot"], body["update"], body["fleet"], body["uplink_s"]) == (None,) * 5
     assert body["disk"]["life_used_tenths"] is None
     assert (body["ports"], body["addresses"]) == ({}, [])
 
@@ -122,6 +135,7 @@ def test_what_always_changes_a_little_is_no_news() -> None:
     assert news(silent=())
     assert news(serial={})
     assert news(update=None)
+    assert news(fleet=None)
     assert news(failing="disk I/O error")
     assert news(settings=replace(SETTINGS, kafka=KafkaSettings(("elsewhere.example:9092",))))
 
@@ -140,6 +154,7 @@ def test_a_state_stays_small_whatever_there_is_to_tell(
         silent=tuple(Silent(device, 900.0) for device in devices),
         serial={"missing": list(devices), "gone": {text: {"gone_s": 1.0, "devices": []}}},
         update=LastUpdate(text, text, text, "b", Before(), result, text),
+        fleet=FleetReport(2**53, text, "0" * 16, result, text, trouble=text),
         disk_free_bytes=figures[0],
         disk_bytes=figures[1],
         counts={"spared": figures[2]},

@@ -15,7 +15,7 @@ from gateway.buffer.rows import Series
 from gateway.buffer.salvage import aside as buffer_aside
 from gateway.cli import main
 from gateway.commands.setup import reset_command
-from gateway.host import service
+from gateway.host import fleet_report, service
 from gateway.host.safe_files import wipe
 from tests.support.buffers import entry, entry_of, input_of, opened, store
 from tests.support.setup_dialogue import CTRL_C, PROMPT, at_a_terminal
@@ -224,6 +224,17 @@ def test_the_boot_partition_would_not_set_it_up_again(tmp_path: Path, monkeypatc
     monkeypatch.setattr(reset_command, "DEFAULT_CONFIG", config)
     assert reset(config, "--yes-wipe", reset_command.UNNAMED).exit_code == 0
     assert [path.name for path in boot.iterdir()] == ["cmdline.txt"]
+
+
+def test_what_a_fleet_has_left_is_wiped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fleet, config = tmp_path / "fleet", tmp_path / "etc" / "gateway.toml"
+    (fleet / "work").mkdir(parents=True)
+    for name in ("report.json", "work/old.toml"):
+        (fleet / name).write_text("x")
+    monkeypatch.setattr(fleet_report, "FOLDER", fleet)
+    monkeypatch.setattr(reset_command, "DEFAULT_CONFIG", config)
+    assert reset(config, "--yes-wipe", reset_command.UNNAMED).exit_code == 0
+    assert [path for path in fleet.rglob("*") if path.is_file()] == []
 
 
 # -- what the service's user may have put there ---------------------------------------------------------

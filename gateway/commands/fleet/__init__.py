@@ -1,0 +1,1 @@
+"""`sluice fleet`: changes that this box takes from a folder in the network."""

@@ -1,0 +1,242 @@
+"""A look at the fleet's folder: takes in `fleet.toml`, and begins what it wants of this box, if it may happen now."""
+
+import fcntl
+import hashlib
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Final
+
+from msgspec.structs import astuple, replace
+
+from gateway.clock.kernel_clock import read_wall_clock
+from gateway.commands.check.kafka import certificate_dates
+from gateway.commands.fleet.package_change import PackageChange, file_name, release_of
+from gateway.commands.fleet.settings_change import SettingsChange, wanted_text
+from gateway.commands.fleet.trial_steps import Change, ChangeError, begin, kept, resume
+from gateway.commands.update import download
+from gateway.commands.update.image_update import BUNDLE_SUFFIX, how_it_is, ready_image, update_image
+from gateway.commands.update.programs import UpdateError, is_newer_version
+from gateway.commands.update.stick_update import SETTLED_S
+from gateway.commands.update.update_command import (
+    BUNDLE_BYTES_MAX,
+    KEY_FOLDERS,
+    PACKAGE_BYTES_MAX,
+    SIGNATURE_BYTES,
+    this_box,
+    trusted_keys,
+    verify,
+)
+from gateway.fleet_file import BYTES_MAX, NAME, Fleet, Group, is_within, load
+from gateway.host import fleet_report, last_update, our_image
+from gateway.host.fleet_report import FleetReport, Trial
+from gateway.host.our_image import OurImage
+from gateway.host.safe_files import sync_folder
+from gateway.settings import FleetSettings, Settings
+from gateway.toml_files.mistakes import ConfigError
+
+RESTS_MAX: Final = 23
+"""Looks, so about a day, until a package that was refused again and again is fetched once more."""
+REASON_MAX: Final = 2_000
+"""Characters of a reason."""
+
+
+class LookError(Exception):
+    """Nothing was taken in from the folder. The message says why."""
+
+
+def go_on(config: Path) -> FleetReport | None:
+    """Go on with a change that was cut off; None if there is none."""
+    with _alone() as folder:
+        report = fleet_report.read()
+        if report is None or report.trial is None:
+            return None
+        trial = report.trial
+        change: Change = SettingsChange(config, folder) if trial.kind == "settings" else PackageChange(trial, folder)
+        return resume(report, trial, change)
+
+
+def look(config: Path, settings: Settings, section: FleetSettings) -> FleetReport:
+    """Look at the folder once. Whatever is wrong with it, nothing changes, and the report says so."""
+    with _alone() as folder:
+        report = fleet_report.read() or FleetReport()
+        looked = _Look(config, settings, section, folder)
+        try:
+            fleet, digest = looked.take_in(report)
+        except (LookError, UpdateError) as error:
+            trouble = str(error)[:REASON_MAX]
+            return report if trouble == report.trouble else kept(replace(report, trouble=trouble))
+        return looked.follow(fleet, replace(report, serial=fleet.serial, digest=digest, trouble=""))
+
+
+class _Look:
+    """One look at the folder."""
+
+    def __init__(self, config: Path, settings: Settings, section: FleetSettings, folder: Path) -> None:
+        self._config = config
+        self._settings = settings
+        self._section = section
+        self._folder = folder
+        self._dates = certificate_dates(settings)
+        gateway = settings.gateway
+        self._gateway = f"{gateway.namespace}/{gateway.id}"
+
+    def take_in(self, report: FleetReport) -> tuple[Fleet, str]:
+        """Fetch the fleet's file, and return it with its digest. Raises LookError, UpdateError."""
+        signature = self._small(f"{NAME}.sig", SIGNATURE_BYTES)
+        with self._fetched(NAME, BYTES_MAX) as file:
+            try:
+                verify(file, signature, trusted_keys(KEY_FOLDERS))
+            except UpdateError as error:
+                raise LookError(f"{NAME} is not trusted: {error}") from error
+            digest = hashlib.sha256(file.read_bytes()).hexdigest()
+            try:
+                fleet = load(file)
+            except ConfigError as error:
+                told = "; ".join(f"line {mistake.line}: {mistake.message}" for mistake in error.mistakes)
+                raise LookError(f"{NAME} has mistakes, or is for a newer version: {told}") from error
+        if fleet.serial < report.serial:
+            raise LookError(
+                f"{NAME} has the serial number {fleet.serial}, and this box has taken in {report.serial} already: it "
+                "is an old file. If it is meant, sign it with a higher number"
+            )
+        if fleet.serial == report.serial and digest != report.digest:
+            raise LookError(
+                f"{NAME} is another file than the one that this box has taken in, and has the same serial number "
+                f"{fleet.serial}: sign it with a higher number"
+            )
+        return fleet, digest
+
+    def follow(self, fleet: Fleet, report: FleetReport) -> FleetReport:
+        """Do what the file wants of this box, if it may happen now, and return the report."""
+        group = fleet.group_of(self._gateway)
+        if group is None:
+            return kept(replace(report, wish="", result="none", reason=""))
+        if group.wish != report.wish:
+            report = replace(report, wish=group.wish, result="none", reason="", refusals=0, rests=0)
+        if group.wish == report.given_up:
+            return kept(replace(report, result="went-back", reason=report.reason or "it was given up before"))
+        try:
+            return self._begin(report, group)
+        except (ChangeError, UpdateError) as error:
+            return self._refused(report, str(error))
+
+    def _begin(self, report: FleetReport, group: Group) -> FleetReport:
+        """Begin a change, if one is missing and may happen now. Raises ChangeError, UpdateError."""
+        image = our_image.read()
+        is_other_version = group.version is not None and _installed(image) != group.version
+        text = wanted_text(self._config, group.settings) if group.settings and not is_other_version else None
+        if not is_other_version and text is None:
+            return kept(replace(report, result="good", reason="", refusals=0, rests=0))
+        if waits := self._waits(group):
+            return kept(replace(report, result="waits", reason=waits))
+        return self._change_version(report, group, image) if text is None else self._change_settings(report, text)
+
+    def _waits(self, group: Group) -> str:
+        """Why a change must not begin now; empty if it may."""
+        if time.monotonic() < SETTLED_S and not all(astuple(how_it_is())):
+            # The change has to reach what there was before it.
+            return "this box has just started, and sensors or Kafka are still to come"
+        if not group.is_drawn(self._gateway):
+            return f"this box is not among the first {group.share} per cent of its group"
+        for hours, where in ((group.hours, NAME), (self._section.hours, "gateway.toml")):
+            if hours is None:
+                continue
+            clock = read_wall_clock(self._settings.gateway)
+            if clock.error_us is None:
+                return f"{where} has hours for it ({hours} UTC), and this box's clock is not synced"
+            if not is_within(hours, datetime.now(UTC)):
+                return f"{where} has hours for it: {hours} UTC"
+        return ""
+
+    def _change_settings(self, report: FleetReport, text: str) -> FleetReport:
+        change = SettingsChange(self._config, self._folder)
+        change.keep(text)
+        return begin(report, Trial("settings", "", "", how_it_is()), change)
+
+    def _change_version(self, report: FleetReport, group: Group, image: OurImage | None) -> FleetReport:
+        version = group.version or ""
+        if report.rests:
+            return kept(replace(report, rests=report.rests - 1))
+        if image is not None:
+            return self._change_image(report, group, version, image)
+        box = this_box()
+        old = release_of(box.installed, box)
+        is_newer_version(version, old, allow_downgrade=group.allow_downgrade)
+        trial = Trial("package", old, version, how_it_is())
+        address = self._address(file_name(version, box))
+        change = PackageChange(trial, self._folder, address, allow_downgrade=group.allow_downgrade)
+        change.keep(lambda name: self._small(name, PACKAGE_BYTES_MAX))
+        report = begin(report, trial, change)
+        if report.result == "refused":
+            return self._refused(report, report.reason)
+        if report.result == "good" and group.settings:
+            # This process still is of the version before, and does not know the settings of the new one.
+            return kept(replace(report, result="waits", reason="the version is good; the settings follow"))
+        return report
+
+    def _change_image(self, report: FleetReport, group: Group, version: str, image: OurImage) -> FleetReport:
+        """Install a bundle. The box then restarts, and the judge of the image's trial says what became of it."""
+        last = last_update.read()
+        if last is not None and last.result == "on-trial":
+            return kept(replace(report, reason=f"version {last.new} of the image is on trial"))
+        if report.result == "on-trial" and last is not None and last.new == last.given_up == version:
+            return kept(replace(report, result="went-back", reason=last.reason, given_up=report.wish))
+        ready_image()
+        is_newer_version(version, image.version, allow_downgrade=group.allow_downgrade)
+        report = kept(replace(report, result="on-trial", reason=""))
+        with self._fetched(f"sluice-{version}-arm64{BUNDLE_SUFFIX}", BUNDLE_BYTES_MAX) as file:
+            update_image(file, allow_downgrade=group.allow_downgrade)
+        return report
+
+    def _refused(self, report: FleetReport, reason: str) -> FleetReport:
+        refusals = report.refusals + 1
+        rests = min(2**refusals, RESTS_MAX) - 1
+        return kept(replace(report, result="refused", reason=reason[:REASON_MAX], refusals=refusals, rests=rests))
+
+    def _address(self, name: str) -> str:
+        return f"{self._section.url.rstrip('/')}/{name}"
+
+    def _small(self, name: str, bytes_max: int) -> bytes:
+        with self._fetched(name, bytes_max) as file:
+            return file.read_bytes()
+
+    @contextmanager
+    def _fetched(self, name: str, bytes_max: int) -> Iterator[Path]:
+        file = self._folder / f"fetched{Path(name).suffix}"
+        download.fetch(self._address(name), file, bytes_max, self._dates)
+        try:
+            yield file
+        finally:
+            download.forget(file)
+
+
+def _installed(image: OurImage | None) -> str:
+    """The release that this box runs. Raises UpdateError."""
+    if image is not None:
+        return image.version
+    box = this_box()
+    return release_of(box.installed, box)
+
+
+@contextmanager
+def _alone() -> Iterator[Path]:
+    """Keep a second look out. Yields a folder that only root can read. Raises LookError, OSError."""
+    folder = fleet_report.FOLDER / "work"
+    for each in (fleet_report.FOLDER, folder):
+        if not each.is_dir():
+            each.mkdir(parents=True, mode=0o700)
+            sync_folder(each.parent)
+    folder.chmod(0o700)
+    held = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        try:
+            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise LookError("another `sluice fleet pull` runs now: wait for its end") from None
+        yield folder
+    finally:
+        os.close(held)

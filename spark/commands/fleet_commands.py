@@ -1,0 +1,112 @@
+"""`sluice-cloud fleet`: checks and signs the file that says what gateways are to have, and shows who has it."""
+
+import subprocess
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Final
+
+import click
+
+from gateway import fleet_file
+from gateway.fleet_file import Fleet
+from gateway.host.terminal import say
+from gateway.host.terminal_text import counted
+from gateway.toml_files.mistakes import ConfigError
+from spark.commands.answers import Form, beside, print_relation, replaced
+from spark.commands.asked_options import asks
+from spark.commands.cli_options import warehouse_option
+from spark.commands.desk_session import asking
+from spark.desk.asked import Asked
+
+FINDING: Final = 1
+SIGNATURE_BYTES: Final = 64
+"""Length of an Ed25519 signature (RFC 8032)."""
+_file = click.argument("file", type=click.Path(path_type=Path))
+
+
+@click.group()
+def fleet() -> None:
+    """Check, sign and follow fleet.toml: which version and settings gateways are to have."""
+
+
+@fleet.command(
+    short_help="Check fleet.toml. Nothing is changed.", epilog="Example: sluice-cloud fleet check fleet.toml"
+)
+@_file
+def check(file: Path) -> None:
+    """Check a fleet's file. Each mistake is told with its line, and the exit code is 1 then.
+
+    Names and values of settings are checked as this version has them. Whether they go together with the others of a
+    gateway is checked there, before they are tried.
+    """
+    found = _loaded(file)
+    say(f"serial {found.serial}: {counted(len(found.groups), 'group')}")
+    for group in found.groups:
+        wanted = [f"version {group.version}"] if group.version is not None else []
+        wanted += [f"settings in {', '.join(group.settings)}"] if group.settings else []
+        hours = "" if group.hours is None else f", {group.hours} UTC"
+        say(f"{group.name}: {' and '.join(wanted)}, for {group.share} per cent of {', '.join(group.gateways)}{hours}")
+
+
+@fleet.command(
+    short_help="Sign fleet.toml by the key that signs updates.",
+    epilog="Example: sluice-cloud fleet sign fleet.toml release.key",
+)
+@_file
+@click.argument("key", type=click.Path(path_type=Path, exists=True, dir_okay=False))
+def sign(file: Path, key: Path) -> None:
+    """Sign a fleet's file by an Ed25519 key, and write the signature beside it as FILE.sig.
+
+    A file with mistakes is not signed. Put both files into the folder together.
+    """
+    _loaded(file)
+    signature = file.with_name(f"{file.name}.sig")
+    with replaced(signature) as part:
+        command = ["openssl", "pkeyutl", "-sign", "-rawin", "-inkey", str(key), "-in", str(file), "-out", str(part)]
+        try:
+            ended = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)  # noqa: S603 - words of our own
+        except FileNotFoundError:
+            raise click.ClickException("there is no `openssl` on this machine: sudo apt install openssl") from None
+        if ended.returncode or part.stat().st_size != SIGNATURE_BYTES:
+            told = " ".join(ended.stderr.split()) or "its signatures have another length"
+            raise click.ClickException(f"{key} is no Ed25519 key that signs updates: {told}")
+    say(f"signed: {signature}")
+
+
+@fleet.command(
+    short_help="Show which gateways have what fleet.toml wants.",
+    epilog="Example: sluice-cloud fleet status fleet.toml --warehouse tables",
+)
+@_file
+@warehouse_option
+@asks()
+def status(file: Path, warehouse: str, asked: Asked, form: Form) -> None:  # noqa: ARG001 - it has no limits
+    """Show how each gateway of a fleet's file stands to it, by the state that the gateway told last.
+
+    `good` has what the file wants. `went-back` tried it and gave it up, and `refused` could not try it. `waits` is not
+    within its hours. `not-drawn` is not in the group's share. `unseen` has not taken in this file. Of `unknown` the
+    tables have nothing. The exit code is 1 if a gateway went back or refused.
+    """
+    found = _loaded(file)
+    with asking(warehouse) as tables:
+        from spark.desk.fleet_standing import COLUMNS, TROUBLES, standings  # noqa: PLC0415 - as `asking` says
+
+        told = standings(found, tables.evidence(), int(time.time() * 1e6))
+        rows = tables.source.db.sql(f"SELECT * FROM ({tables.source.values(COLUMNS, told)})")
+        print_relation(tables.source.db, rows, form, spare=("namespace", "group", "wanted"))
+    counts = Counter((each.group, each.standing) for each in told)
+    for group in found.groups:
+        of_group = [f"{count} {standing}" for (name, standing), count in sorted(counts.items()) if name == group.name]
+        beside(f"{group.name}: {', '.join(of_group) or 'no gateway'}")
+    if any(each.standing in TROUBLES for each in told):
+        raise click.exceptions.Exit(FINDING)
+
+
+def _loaded(file: Path) -> Fleet:
+    """Read a file. If it has mistakes, print them, and end with FINDING."""
+    try:
+        return fleet_file.load_known(file)
+    except ConfigError as error:
+        say(str(error), err=True)
+        raise click.exceptions.Exit(FINDING) from error

@@ -1,0 +1,77 @@
+"""Finds how gateways stand to a fleet's file: who has what it wants, who waits, and who went back and why."""
+
+from collections.abc import Iterator
+from typing import Final, NamedTuple
+
+from gateway.fleet_file import Fleet, Group
+from spark.desk.evidence import Evidence
+from spark.finality.box_states import BoxState, FleetState
+
+UNKNOWN: Final = "unknown"
+"""Standing of a gateway that the file names and the tables do not have."""
+UNSEEN: Final = "unseen"
+"""Standing of a gateway that has not taken in the file yet."""
+NOT_DRAWN: Final = "not-drawn"
+"""Standing of a gateway that is not in its group's share."""
+TROUBLES: Final = frozenset({"went-back", "going-back", "refused"})
+"""Standings that need somebody."""
+
+
+class Standing(NamedTuple):
+    """How one gateway stands to the file."""
+
+    namespace: str
+    gateway: str
+    group: str
+    standing: str
+    """A result of `sluice fleet pull`, or one of the words above."""
+    version: str | None
+    """Version that the gateway last told."""
+    wanted: str | None
+    """Version that its group wants."""
+    reason: str | None
+    """Why, in the gateway's words."""
+
+
+COLUMNS: Final = dict.fromkeys(Standing._fields, "VARCHAR")
+"""Columns of a table of `Standing`s in DuckDB."""
+
+
+def standings(fleet: Fleet, evidence: Evidence, now_us: int) -> list[Standing]:
+    """Return how each gateway of the file's groups stands, in the order of groups and gateways.
+
+    Gateways that are retired now are left out.
+    """
+    order = {group.name: number for number, group in enumerate(fleet.groups)}
+    return sorted(_each(fleet, evidence, now_us), key=lambda each: (order[each.group], each.namespace, each.gateway))
+
+
+def _each(fleet: Fleet, evidence: Evidence, now_us: int) -> Iterator[Standing]:
+    heard = set()
+    for row in evidence.states.rows():
+        _, retired_us = evidence.registry.get((row.namespace, row.gateway), (None, None))
+        group = fleet.group_of(name := f"{row.namespace}/{row.gateway}")
+        heard.add(name)
+        if group is None or row.until_us is not None or (retired_us is not None and retired_us <= now_us):
+            continue
+        told = evidence.states.box(row.namespace, row.gateway, row.buffer)
+        standing, reason = _standing(fleet, group, name, None if told is None else told.state)
+        version = None if told is None else told.state.version
+        yield Standing(row.namespace, row.gateway, group.name, standing, version, group.version, reason)
+    for group in fleet.groups:
+        for name in group.gateways:
+            if not set("*?") & set(name) and name not in heard and fleet.group_of(name) is group:
+                namespace, _, gateway = name.partition("/")
+                yield Standing(namespace, gateway, group.name, UNKNOWN, None, group.version, None)
+
+
+def _standing(fleet: Fleet, group: Group, name: str, state: BoxState | None) -> tuple[str, str | None]:
+    told = FleetState() if state is None or state.fleet is None else state.fleet
+    if told.wish == group.wish and (told.result == "good" or group.is_drawn(name)):
+        return told.result or UNSEEN, told.trouble or told.reason
+    if not group.is_drawn(name):
+        return NOT_DRAWN, told.trouble
+    if state is not None and state.fleet is None:
+        return UNSEEN, "it looks at no folder: its settings have no section [fleet]"
+    seen = None if told.serial is None else f"it has taken in number {told.serial}, and this is {fleet.serial}"
+    return UNSEEN, told.trouble or seen

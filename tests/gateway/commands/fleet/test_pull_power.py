@@ -1,0 +1,349 @@
+"""The power goes at any step of a change: the box has the old state or the new one, and ends on a good one."""
+
+import hashlib
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from subprocess import CompletedProcess
+from urllib.parse import urlsplit
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from gateway.commands.fleet import look, package_change
+from gateway.commands.fleet.trial_steps import STARTS_MAX, ChangeError
+from gateway.commands.update import download, update_command
+from gateway.commands.update.programs import UpdateError
+from gateway.commands.update.trial import Seen
+from gateway.commands.update.update_command import PACKAGE, Box, Package
+from gateway.host import fleet_report, service
+from tests.support.fleet_box import WELL, FleetBox, FleetFolder, PowerCutError, PowerCuts
+
+LINGER = "[groups.settings.kafka]\nlinger_ms = 100"
+Judge = Callable[[str], Seen]
+
+
+@pytest.fixture(autouse=True)
+def near(folder: FleetFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without TLS and processes of openssl, which a thousand looks would wait for: `test_pull.py` has them."""
+
+    def fetch(address: str, file: Path, *_: object) -> None:
+        found = folder.site.files.get(urlsplit(address).path)
+        if found is None:
+            raise UpdateError("the server answers 404")
+        file.write_bytes(found)
+
+    def verify(file: Path, signature: bytes, _keys: object) -> None:
+        if signature != signature_of(file.read_bytes()):
+            raise UpdateError("its signature fits none of the keys")
+
+    def signature_of(content: bytes, _key: object = None) -> bytes:
+        return hashlib.sha512(content).digest()
+
+    monkeypatch.setattr(download, "fetch", fetch)
+    monkeypatch.setattr(folder, "signature", signature_of)
+    for module in (look, package_change):
+        monkeypatch.setattr(module, "verify", verify)
+
+
+def well(_settings: str) -> Seen:
+    return WELL
+
+
+def not_with_the_new(settings: str) -> Seen:
+    return replace(WELL, kafka="linger_ms = 100" not in settings)
+
+
+def begin_anew(box: FleetBox, old: str) -> None:
+    """As before the first look."""
+    box.config.write_text(old)
+    box.power_on()
+    box.now_s = 0
+    for path in fleet_report.FOLDER.rglob("*"):
+        if path.is_file():
+            path.unlink()
+
+
+def cut_off(box: FleetBox, patched: pytest.MonkeyPatch, at: int, *, names: bool) -> PowerCuts:
+    """One look that the power ends at a step, if it has so many."""
+    cuts = PowerCuts(box.place, at, names=names)
+    restart = box.restart
+
+    def restarted() -> None:
+        cuts.step()
+        restart()
+
+    with patched.context() as steps, cuts.on(steps):
+        steps.setattr(service, "restart", restarted)
+        with suppress(PowerCutError):
+            box.pull()
+    return cuts
+
+
+def settle(box: FleetBox) -> None:
+    """Looks as the timer begins them, until nothing changes any more."""
+    for _ in range(STARTS_MAX + 2):
+        box.pull()
+        if box.report.trial is None and box.report.result != "waits":
+            return
+
+
+@pytest.mark.parametrize("names", [False, True], ids=["synced", "names-lost"])
+@pytest.mark.parametrize("judge", [well, not_with_the_new])
+def test_settings_are_old_or_new_wherever_the_power_goes(
+    box: FleetBox,
+    folder: FleetFolder,
+    judge: Judge,
+    names: bool,  # noqa: FBT001 - a parameter of the test
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    folder.publish(LINGER)
+    old, box.judged = box.text, judge
+    new = old.replace("linger_ms = 50", "linger_ms = 100")
+    at, seen = 0, set()
+    while True:
+        at += 1
+        begin_anew(box, old)
+        cuts = cut_off(box, monkeypatch, at, names=names)
+        if not cuts.is_off:
+            break
+        assert box.text in {old, new}, f"step {at}"
+        seen.add(box.text)
+        box.power_on()
+        settle(box)
+        good = judge is well
+        assert (box.text, box.running) == ((new, new) if good else (old, old)), f"step {at}"
+        assert (box.report.result, box.report.trial) == ("good" if good else "went-back", None), f"step {at}"
+    assert seen == {old, new}
+    assert at > 20, "it has that many steps"
+
+
+@settings(deadline=None, max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(at=st.lists(st.integers(1, 40), min_size=2, max_size=5), names=st.booleans(), is_good=st.booleans())
+def test_a_box_ends_on_good_settings_after_any_cuts(
+    box: FleetBox,
+    folder: FleetFolder,
+    at: list[int],
+    names: bool,  # noqa: FBT001 - drawn
+    is_good: bool,  # noqa: FBT001 - drawn
+) -> None:
+    folder.publish(LINGER)
+    old = box.text.replace("linger_ms = 100", "linger_ms = 50")
+    new = old.replace("linger_ms = 50", "linger_ms = 100")
+    begin_anew(box, old)
+    box.judged = well if is_good else not_with_the_new
+    with pytest.MonkeyPatch.context() as patched:
+        for each in at:
+            cut_off(box, patched, each, names=names)
+            assert box.text in {old, new}
+            box.power_on()
+    settle(box)
+    assert box.report.trial is None
+    assert box.text == box.running
+    # Cuts in trial after trial count against the settings too.
+    expected = {(new, "good"), (old, "went-back")} if is_good else {(old, "went-back")}
+    assert (box.text, box.report.result) in expected
+
+
+def test_settings_that_hang_the_box_are_taken_back(box: FleetBox, folder: FleetFolder) -> None:
+    folder.publish(LINGER)
+    old = box.text
+
+    def judged(settings: str) -> Seen:
+        if "linger_ms = 100" in settings:
+            raise PowerCutError
+        return WELL
+
+    box.judged = judged
+    for _ in range(STARTS_MAX):
+        with pytest.raises(PowerCutError):
+            box.pull()
+        box.power_on()
+    assert box.pull().exit_code == 1
+    assert (box.text, box.running, box.report.result) == (old, old, "went-back")
+    assert "its trial was begun 3 times" in box.report.reason
+
+
+# -- packages ------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Dpkg:
+    """A package database: a version that is in place, whole or not."""
+
+    cuts: PowerCuts | None = None
+    version: str = "1.1.0~deb12"
+    is_whole: bool = True
+    fails: bool = False
+    installs: int = 0
+
+    def step(self) -> None:
+        if self.cuts is not None:
+            self.cuts.step()
+
+    def install(self, source: str, *, allow_downgrade: bool) -> None:
+        """`sluice update` of an address of the folder, or of a file that is kept."""
+        self.step()
+        if not self.is_whole:
+            raise ChangeError("dpkg was interrupted, you must manually run 'dpkg --configure -a'")
+        wanted = Path(source).read_text() if source.endswith("way-back.deb") else f"{source.split('_')[1]}~deb12"
+        if wanted < self.version and not allow_downgrade:
+            raise ChangeError("it is older")
+        self.installs += 1
+        self.is_whole = False
+        self.version = wanted
+        self.step()
+        if self.fails and wanted.startswith("1.2"):
+            raise ChangeError("this version does not work on this box")
+        self.is_whole = True
+        self.step()
+
+    def call(self, *words: str, patience_s: float | None = None) -> object:  # noqa: ARG002 - see `programs.call`
+        if words[0] == "dpkg":
+            self.step()
+            self.is_whole = self.is_whole or not (self.fails and self.version.startswith("1.2"))
+        return CompletedProcess(words, 0, "installed" if self.is_whole else "half-configured", "")
+
+
+@pytest.fixture
+def dpkg(box: FleetBox, folder: FleetFolder, monkeypatch: pytest.MonkeyPatch) -> Dpkg:
+    """A box of Debian 12 with version 1.1.0, whose package is in the folder too."""
+    found = Dpkg()
+    for module in (look, package_change):
+        monkeypatch.setattr(module, "this_box", lambda: Box("arm64", "12", found.version))
+    monkeypatch.setattr(look, "is_newer_version", lambda *_, **__: True)
+    monkeypatch.setattr(package_change, "install", found.install)
+    monkeypatch.setattr(package_change, "call", found.call)
+    monkeypatch.setattr(update_command, "CACHE", box.place / "cache")
+    monkeypatch.setattr(package_change, "read_package", lambda path: Package(PACKAGE, path.read_text(), "arm64", "12"))
+    for version in ("1.1.0", "1.2.0"):
+        folder.put(f"{PACKAGE}_{version}_arm64_deb12.deb", f"{version}~deb12".encode())
+    box.judged = lambda _settings: replace(WELL, readings=not (found.version.startswith("1.2") and found_bad(folder)))
+    return found
+
+
+def found_bad(folder: FleetFolder) -> bool:
+    return b"bad" in folder.site.files["/fleet/fleet.toml"]
+
+
+def test_a_version_is_installed_and_then_its_settings_follow(box: FleetBox, folder: FleetFolder, dpkg: Dpkg) -> None:
+    folder.publish(LINGER, more='version = "1.2.0"')
+    assert box.pull().exit_code == 0
+    assert (dpkg.version, dpkg.installs, box.report.result) == ("1.2.0~deb12", 1, "waits")
+    assert box.report.reason == "the version is good; the settings follow"
+    assert box.pull().exit_code == 0
+    assert ("linger_ms = 100" in box.text, box.report.result) == (True, "good")
+    assert dpkg.installs == 1
+
+
+def test_a_version_that_takes_no_reading_is_taken_back(box: FleetBox, folder: FleetFolder, dpkg: Dpkg) -> None:
+    folder.publish("# bad", more='version = "1.2.0"')
+    assert box.pull().exit_code == 1
+    assert (dpkg.version, dpkg.installs, box.report.result) == ("1.1.0~deb12", 2, "went-back")
+    assert box.report.reason == "within 5 minutes no reading came in, although sensors sent before"
+    box.pull()
+    assert dpkg.installs == 2, "it is not tried again"
+
+
+def test_a_version_that_dpkg_leaves_half_is_taken_back(box: FleetBox, folder: FleetFolder, dpkg: Dpkg) -> None:
+    folder.publish("", more='version = "1.2.0"')
+    dpkg.fails = True
+    call = dpkg.call
+
+    def configured(*words: str, patience_s: float | None = None) -> object:
+        done = call(*words, patience_s=patience_s)
+        if words[0] == "dpkg":
+            # apt goes on where the package's own script has failed.
+            dpkg.is_whole = True
+        return done
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(package_change, "call", configured)
+        assert box.pull().exit_code == 1
+    assert (dpkg.version, box.report.result) == ("1.1.0~deb12", "went-back")
+    assert box.report.reason == "this version does not work on this box"
+
+
+def test_without_a_way_back_no_version_is_tried(box: FleetBox, folder: FleetFolder, dpkg: Dpkg) -> None:
+    folder.publish("", more='version = "1.2.0"')
+    del folder.site.files[f"/fleet/{PACKAGE}_1.1.0_arm64_deb12.deb"]
+    assert box.pull().exit_code == 1
+    assert (dpkg.installs, box.report.result) == (0, "refused")
+    assert "there would be no way back" in box.report.reason
+    folder.put(f"{PACKAGE}_1.1.0_arm64_deb12.deb", b"1.1.0~deb12")
+    folder.site.files[f"/fleet/{PACKAGE}_1.1.0_arm64_deb12.deb.sig"] = bytes(64)
+    for _ in range(3):
+        box.pull()
+    assert (dpkg.installs, box.report.result) == (0, "refused")
+    assert "its signature fits none" in box.report.reason
+
+
+def test_a_package_that_is_refused_is_fetched_less_and_less_often(
+    box: FleetBox, folder: FleetFolder, dpkg: Dpkg, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder.publish("", more='version = "1.2.0"')
+    looks, tried = 0, []
+
+    def refused(_source: str, *, allow_downgrade: bool) -> None:
+        tried.append((looks, allow_downgrade))
+        raise ChangeError("it needs other Debian packages")
+
+    monkeypatch.setattr(package_change, "install", refused)
+    while looks < 100:
+        looks += 1
+        box.pull()
+    assert tried == [(number, False) for number in (1, 3, 7, 15, 31, 54, 77, 100)]
+    assert box.report.reason == "it needs other Debian packages"
+    assert dpkg.installs == 0
+    monkeypatch.setattr(package_change, "install", dpkg.install)
+    folder.publish("", serial=2, more='version = "1.2.0"\nattempt = 2')
+    box.pull()
+    assert box.report.result == "good", "another wish is tried at once"
+
+
+def test_an_older_version_needs_to_be_allowed(
+    box: FleetBox, folder: FleetFolder, dpkg: Dpkg, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def older(*_: object, allow_downgrade: bool) -> bool:
+        if not allow_downgrade:
+            raise UpdateError("it is version 1.0.0, older than the installed 1.1.0")
+        return True
+
+    monkeypatch.setattr(look, "is_newer_version", older)
+    folder.publish("", more='version = "1.0.0"')
+    box.pull()
+    assert (box.report.result, dpkg.installs) == ("refused", 0)
+    folder.publish("", serial=2, more='version = "1.0.0"\nallow_downgrade = true\nattempt = 2')
+    box.pull()
+    assert (box.report.result, dpkg.version) == ("good", "1.0.0~deb12")
+
+
+@pytest.mark.parametrize(("names", "words"), [(False, ""), (True, ""), (False, "# bad"), (True, "# bad")])
+def test_a_version_is_old_or_new_wherever_the_power_goes(
+    box: FleetBox,
+    folder: FleetFolder,
+    dpkg: Dpkg,
+    names: bool,  # noqa: FBT001 - a parameter of the test
+    words: str,
+) -> None:
+    folder.publish(words, more='version = "1.2.0"')
+    text, at, seen = box.text, 0, set()
+    while True:
+        at += 1
+        begin_anew(box, text)
+        dpkg.version, dpkg.is_whole = "1.1.0~deb12", True
+        dpkg.cuts = cuts = PowerCuts(box.place, at, names=names)
+        with pytest.MonkeyPatch.context() as steps, cuts.on(steps), suppress(PowerCutError):
+            box.pull()
+        dpkg.cuts = None
+        if not cuts.is_off:
+            break
+        seen.add((dpkg.version, dpkg.is_whole))
+        settle(box)
+        expected = ("1.1.0~deb12", "went-back") if words else ("1.2.0~deb12", "good")
+        assert (dpkg.version, box.report.result, dpkg.is_whole) == (*expected, True), f"step {at}"
+        assert box.report.trial is None
+    assert {whole for _, whole in seen} == {True, False}
