@@ -19,7 +19,7 @@ BYTES_MAX: Final = 20_000
 Result = Literal["none", "waits", "on-trial", "going-back", "good", "went-back", "refused"]
 """`none`: no group names this box. `waits`: not drawn yet, or not within its hours. `good`: this box has what it is to
 have. `refused`: nothing was tried."""
-Kind = Literal["settings", "package"]
+Kind = Literal["settings", "package", "image"]
 
 
 class Trial(Struct, frozen=True):
@@ -28,10 +28,10 @@ class Trial(Struct, frozen=True):
     kind: Kind
     old: str
     new: str
-    """Versions of a package before and after; empty for settings."""
+    """Versions before and after; empty for settings."""
     before: Before
-    starts: int = 0
-    """How often its judge was started. A box that hangs or loses its power takes one."""
+    former: str = ""
+    """Id of the image's update before this one. While it is the last one, the bundle's writing has not begun."""
 
 
 class FleetReport(Struct, frozen=True):
@@ -50,6 +50,8 @@ class FleetReport(Struct, frozen=True):
     """Wish that was given up last. It is not tried again."""
     refusals: int = 0
     """How often in a row this wish's package was refused."""
+    starts: int = 0
+    """How often in a row this wish's change was begun or gone on with, and did not come to its end."""
     rests: int = 0
     """Looks until a package that was refused is tried again. Fetching it may be dear."""
     trouble: str = ""
@@ -71,11 +73,30 @@ class FleetReport(Struct, frozen=True):
         return f"{told}: {self.reason}" if self.reason else told
 
 
+class ReportError(Exception):
+    """There is a report, and it cannot be read. The message says what to do."""
+
+
 def read(folder: Path | None = None) -> FleetReport | None:
     """Read the report; None if this box looked at no fleet's file yet, or if the report cannot be read."""
-    with suppress(OSError, msgspec.DecodeError), _file(folder).open("rb") as opened:
-        return msgspec.json.decode(opened.read(BYTES_MAX), type=FleetReport)
+    with suppress(ReportError):
+        return read_surely(folder)
     return None
+
+
+def read_surely(folder: Path | None = None) -> FleetReport | None:
+    """Read the report; None if this box looked at no fleet's file yet. Raises ReportError."""
+    file = _file(folder)
+    try:
+        with file.open("rb") as opened:
+            return msgspec.json.decode(opened.read(BYTES_MAX), type=FleetReport)
+    except FileNotFoundError:
+        return None
+    except (OSError, msgspec.DecodeError) as error:
+        raise ReportError(
+            f"{file} cannot be read ({error}), so nobody knows which file this box has taken in, and what it has given "
+            "up. If it stays so, remove it: then this box takes in any file that is signed, and tries it anew"
+        ) from error
 
 
 def write(report: FleetReport, folder: Path | None = None) -> None:

@@ -16,7 +16,7 @@ from gateway.clock.kernel_clock import read_wall_clock
 from gateway.commands.check.kafka import certificate_dates
 from gateway.commands.fleet.package_change import PackageChange, file_name, release_of
 from gateway.commands.fleet.settings_change import SettingsChange, wanted_text
-from gateway.commands.fleet.trial_steps import Change, ChangeError, begin, kept, resume
+from gateway.commands.fleet.trial_steps import CUT_OFF, Change, ChangeError, begin, kept, resume
 from gateway.commands.update import download
 from gateway.commands.update.image_update import BUNDLE_SUFFIX, how_it_is, ready_image, update_image
 from gateway.commands.update.programs import UpdateError, is_newer_version
@@ -32,7 +32,8 @@ from gateway.commands.update.update_command import (
 )
 from gateway.fleet_file import BYTES_MAX, NAME, Fleet, Group, is_within, load
 from gateway.host import fleet_report, last_update, our_image
-from gateway.host.fleet_report import FleetReport, Trial
+from gateway.host.fleet_report import FleetReport, ReportError, Trial
+from gateway.host.last_update import Before
 from gateway.host.our_image import OurImage
 from gateway.host.safe_files import sync_folder
 from gateway.settings import FleetSettings, Settings
@@ -40,8 +41,6 @@ from gateway.toml_files.mistakes import ConfigError
 
 RESTS_MAX: Final = 23
 """Looks, so about a day, until a package that was refused again and again is fetched once more."""
-REASON_MAX: Final = 2_000
-"""Characters of a reason."""
 
 
 class LookError(Exception):
@@ -51,10 +50,12 @@ class LookError(Exception):
 def go_on(config: Path) -> FleetReport | None:
     """Go on with a change that was cut off; None if there is none."""
     with _alone() as folder:
-        report = fleet_report.read()
+        report = _report()
         if report is None or report.trial is None:
             return None
         trial = report.trial
+        if trial.kind == "image":
+            return _of_image(report, trial)
         change: Change = SettingsChange(config, folder) if trial.kind == "settings" else PackageChange(trial, folder)
         return resume(report, trial, change)
 
@@ -62,13 +63,12 @@ def go_on(config: Path) -> FleetReport | None:
 def look(config: Path, settings: Settings, section: FleetSettings) -> FleetReport:
     """Look at the folder once. Whatever is wrong with it, nothing changes, and the report says so."""
     with _alone() as folder:
-        report = fleet_report.read() or FleetReport()
+        report = _report() or FleetReport()
         looked = _Look(config, settings, section, folder)
         try:
             fleet, digest = looked.take_in(report)
         except (LookError, UpdateError) as error:
-            trouble = str(error)[:REASON_MAX]
-            return report if trouble == report.trouble else kept(replace(report, trouble=trouble))
+            return kept(replace(report, trouble=str(error)))
         return looked.follow(fleet, replace(report, serial=fleet.serial, digest=digest, trouble=""))
 
 
@@ -116,7 +116,7 @@ class _Look:
         if group is None:
             return kept(replace(report, wish="", result="none", reason=""))
         if group.wish != report.wish:
-            report = replace(report, wish=group.wish, result="none", reason="", refusals=0, rests=0)
+            report = replace(report, wish=group.wish, result="none", reason="", refusals=0, rests=0, starts=0)
         if group.wish == report.given_up:
             return kept(replace(report, result="went-back", reason=report.reason or "it was given up before"))
         try:
@@ -127,6 +127,10 @@ class _Look:
     def _begin(self, report: FleetReport, group: Group) -> FleetReport:
         """Begin a change, if one is missing and may happen now. Raises ChangeError, UpdateError."""
         image = our_image.read()
+        last = None if image is None else last_update.read()
+        if last is not None and last.result == "on-trial":
+            # Somebody else began it, and this box may go back from it. Only one thing is changed at a time.
+            return kept(replace(report, result="waits", reason=f"version {last.new} of the image is on trial"))
         is_other_version = group.version is not None and _installed(image) != group.version
         text = wanted_text(self._config, group.settings) if group.settings and not is_other_version else None
         if not is_other_version and text is None:
@@ -180,22 +184,22 @@ class _Look:
 
     def _change_image(self, report: FleetReport, group: Group, version: str, image: OurImage) -> FleetReport:
         """Install a bundle. The box then restarts, and the judge of the image's trial says what became of it."""
-        last = last_update.read()
-        if last is not None and last.result == "on-trial":
-            return kept(replace(report, reason=f"version {last.new} of the image is on trial"))
-        if report.result == "on-trial" and last is not None and last.new == last.given_up == version:
-            return kept(replace(report, result="went-back", reason=last.reason, given_up=report.wish))
         ready_image()
         is_newer_version(version, image.version, allow_downgrade=group.allow_downgrade)
-        report = kept(replace(report, result="on-trial", reason=""))
         with self._fetched(f"sluice-{version}-arm64{BUNDLE_SUFFIX}", BUNDLE_BYTES_MAX) as file:
-            update_image(file, allow_downgrade=group.allow_downgrade)
+            last = last_update.read()
+            trial = Trial("image", image.version, version, Before(), former="" if last is None else last.id)
+            report = kept(replace(report, result="on-trial", reason="", trial=trial))
+            try:
+                update_image(file, allow_downgrade=group.allow_downgrade)
+            except UpdateError as error:
+                return self._refused(replace(report, trial=None), str(error))
         return report
 
     def _refused(self, report: FleetReport, reason: str) -> FleetReport:
         refusals = report.refusals + 1
         rests = min(2**refusals, RESTS_MAX) - 1
-        return kept(replace(report, result="refused", reason=reason[:REASON_MAX], refusals=refusals, rests=rests))
+        return kept(replace(report, result="refused", reason=reason, refusals=refusals, rests=rests))
 
     def _address(self, name: str) -> str:
         return f"{self._section.url.rstrip('/')}/{name}"
@@ -212,6 +216,27 @@ class _Look:
             yield file
         finally:
             download.forget(file)
+
+
+def _report() -> FleetReport | None:
+    """The report; None if this box looked at nothing yet. Raises LookError."""
+    try:
+        return fleet_report.read_surely()
+    except ReportError as error:
+        raise LookError(str(error)) from error
+
+
+def _of_image(report: FleetReport, trial: Trial) -> FleetReport:
+    """Take over what became of a bundle. After a start of the box, the judge of the image's trial finds that out."""
+    last = last_update.read()
+    if last is None or last.id == trial.former:
+        return kept(replace(report, result="waits", reason=CUT_OFF, trial=None))
+    if last.result == "on-trial":
+        return report
+    if last.result == "went-back" and trial.new == last.new == last.given_up:
+        return kept(replace(report, result="went-back", reason=last.reason, given_up=report.wish, trial=None))
+    words = "the version is good; the settings follow" if last.result == "good" else last.reason
+    return kept(replace(report, result="waits", reason=words, trial=None))
 
 
 def _installed(image: OurImage | None) -> str:

@@ -8,7 +8,8 @@ Each step is on the disk before the next one begins, so a power cut between any 
 4. If it is good, the report says `good`.
 5. Else the report says `going-back` with the reason, the former state is put back, and the report says `went-back`.
 
-`resume` goes on after a cut, by what the report says and by what stands on the disk.
+`resume` goes on after a cut, by what the report says and by what stands on the disk. Each start is counted before its
+work begins: work that takes the box down is not begun without end.
 """
 
 import time
@@ -19,9 +20,12 @@ from msgspec.structs import replace
 from gateway.commands.update.trial import LOOK_S, TRIAL_S, missing, seen_now
 from gateway.host import fleet_report
 from gateway.host.fleet_report import FleetReport, Result, Trial
+from gateway.host.terminal_text import harmless
 
 STARTS_MAX: Final = 3
-"""Starts of the judge that a change has. A hang or a power cut takes one."""
+"""Starts that a change has. A hang or a power cut takes one."""
+WORDS_BYTES_MAX: Final = 2_000
+"""Bytes of a reason or a trouble. Servers and programs write parts of them."""
 BY_HAND: Final = "it was changed by hand meanwhile, and stays as it is"
 CUT_OFF: Final = "the power went, or the look was stopped, before it was in place"
 Stand = Literal["old", "new", "half", "other"]
@@ -53,55 +57,65 @@ class Change(Protocol):
 
 def begin(report: FleetReport, trial: Trial, change: Change) -> FleetReport:
     """Apply a change whose way back is kept, and judge it."""
-    report = kept(replace(report, result="on-trial", reason="", trial=trial))
+    report = kept(replace(report, result="on-trial", reason="", trial=trial, starts=report.starts + 1))
+    why = ""
     try:
         change.apply()
     except ChangeError as error:
-        if change.stands() == "old":
-            return _ended(report, change, "refused", str(error))
-        if change.stands() != "new":
-            return _go_back(report, change, str(error))
-    return _judge(report, trial, change)
+        why = str(error)
+    match change.stands():
+        case "old":
+            return _ended(report, change, "refused", why or "it was not put in place")
+        case "new":
+            return _judge(report, trial, change)
+        case _:
+            return _go_back(report, change, why or "it was not put in place as a whole")
 
 
 def resume(report: FleetReport, trial: Trial, change: Change) -> FleetReport:
     """Go on with a trial that was cut off."""
     if report.result == "going-back":
         return _go_back(report, change, report.reason)
-    match change.stands():
-        case "old":
-            return _ended(report, change, "waits", CUT_OFF)
-        case "other":
-            return _ended(report, change, "went-back", BY_HAND)
-        case "half":
-            # Not given up: the cut says nothing of the version.
-            return _go_back(report, change, CUT_OFF, "waits")
-        case "new" if trial.starts >= STARTS_MAX:
-            words = f"its trial was begun {trial.starts} times, and each time the power went, or the box hung"
-            return _go_back(report, change, words)
-        case "new":
-            change.go_on()
-            return _judge(report, trial, change)
+    stands = change.stands()
+    if stands == "other":
+        return _ended(report, change, "went-back", BY_HAND)
+    if report.starts >= STARTS_MAX:
+        words = f"its trial was begun {report.starts} times, and each time the power went, or the box hung"
+        return _ended(report, change, "went-back", words) if stands == "old" else _go_back(report, change, words)
+    if stands == "old":
+        return _ended(report, change, "waits", CUT_OFF)
+    if stands == "half":
+        return _go_back(report, change, CUT_OFF)
+    report = kept(replace(report, starts=report.starts + 1))
+    change.go_on()
+    return _judge(report, trial, change)
 
 
 def kept(report: FleetReport) -> FleetReport:
-    """Store a report if it says anything new, and return it. Raises OSError."""
+    """Store a report if it says anything new, and return it with its words as they are stored. Raises OSError."""
+    report = replace(report, reason=_short(report.reason), trouble=_short(report.trouble))
     if report != fleet_report.read():
         fleet_report.write(report)
     return report
 
 
+def _short(words: str) -> str:
+    # A report that outgrows its file could not be read again. Control characters take six bytes each there.
+    return harmless(words).encode(errors="replace")[:WORDS_BYTES_MAX].decode(errors="ignore")
+
+
 def _judge(report: FleetReport, trial: Trial, change: Change) -> FleetReport:
-    report = kept(replace(report, trial=replace(trial, starts=trial.starts + 1)))
     until_s = time.monotonic() + TRIAL_S
     while lacks := list(missing(trial.before, seen_now())):
         if time.monotonic() > until_s:
             return _go_back(report, change, f"within {TRIAL_S / 60:.0f} minutes {'; '.join(lacks)}")
         time.sleep(LOOK_S)
+    if change.stands() == "other":
+        return _ended(report, change, "went-back", BY_HAND)
     return _ended(report, change, "good", "")
 
 
-def _go_back(report: FleetReport, change: Change, reason: str, result: Result = "went-back") -> FleetReport:
+def _go_back(report: FleetReport, change: Change, reason: str) -> FleetReport:
     # The words first: without them, a cut would begin another trial.
     report = kept(replace(report, result="going-back", reason=reason))
     if change.stands() == "other":
@@ -111,13 +125,16 @@ def _go_back(report: FleetReport, change: Change, reason: str, result: Result = 
     except ChangeError as error:
         # The next look goes on with it.
         return kept(replace(report, trouble=str(error)))
-    return _ended(report, change, result, reason)
+    # A cut says nothing of the change, so it is not given up for one.
+    return _ended(report, change, "waits" if reason == CUT_OFF else "went-back", reason)
 
 
 def _ended(report: FleetReport, change: Change, result: Result, reason: str) -> FleetReport:
     given_up = report.wish if result == "went-back" else report.given_up
-    ended = replace(report, result=result, reason=reason, given_up=given_up, trouble="", trial=None)
-    kept(ended)
+    starts = report.starts if result == "waits" else 0
+    ended = kept(
+        replace(report, result=result, reason=reason, given_up=given_up, trouble="", trial=None, starts=starts)
+    )
     # Last: until then a cut needs it.
     change.forget()
     return ended

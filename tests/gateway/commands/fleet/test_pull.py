@@ -13,6 +13,8 @@ from msgspec.structs import replace
 from gateway.clock.floor import RELEASED_US
 from gateway.clock.gateway_clock import WallClock
 from gateway.commands.fleet import look
+from gateway.commands.update import download
+from gateway.commands.update.programs import UpdateError
 from gateway.commands.update.stick_update import SETTLED_S
 from gateway.commands.update.trial import TRIAL_S, Seen
 from gateway.config import config_file
@@ -326,3 +328,91 @@ def test_an_image_whose_writing_was_cut_off_is_written_again(box: FleetBox, bund
     last_update.write(replace(UPDATE, result="went-back", reason="it was not written to its end", cuts=1))
     box.pull()
     assert (told(box), bundles) == (("on-trial", ""), [b"bundle"] * 2)
+
+
+def test_an_image_that_went_back_outside_the_hours_is_not_tried_again(
+    box: FleetBox, bundles: list[bytes], folder: FleetFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder.publish("", serial=2, more='version = "1.2.0"\nhours = "01:00-04:00"')
+    monkeypatch.setattr(look, "read_wall_clock", lambda _gateway: WallClock(0, 0))
+    is_open = [True]
+    monkeypatch.setattr(look, "is_within", lambda *_: is_open[0])
+    box.pull()
+    is_open[0] = False
+    last_update.write(replace(UPDATE, result="went-back", reason="no reading came in", given_up="1.2.0"))
+    box.pull()
+    is_open[0] = True
+    for _ in range(2):
+        box.pull()
+        assert (told(box), box.report.reason) == (("went-back", ""), "no reading came in")
+    assert bundles == [b"bundle"]
+
+
+def test_a_look_while_the_new_image_is_judged_changes_nothing(
+    box: FleetBox, bundles: list[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    box.pull()
+    before = box.text
+    last_update.write(UPDATE)
+    with monkeypatch.context() as tried:
+        tried.setattr(our_image, "read", lambda: OurImage("1.2.0", "b", {}))
+        box.pull()
+        assert (told(box), box.text) == (("on-trial", ""), before)
+    last_update.write(replace(UPDATE, result="went-back", reason="no reading came in", given_up="1.2.0"))
+    box.pull()
+    assert (told(box), box.text, bundles) == (("went-back", ""), before, [b"bundle"])
+
+
+def test_settings_wait_while_an_image_that_somebody_installed_is_on_trial(
+    box: FleetBox, bundles: list[bytes], folder: FleetFolder
+) -> None:
+    folder.publish(LINGER, serial=2)
+    last_update.write(UPDATE)
+    box.pull()
+    assert (told(box), box.restarts) == (("waits", ""), 0)
+    assert box.report.reason == "version 1.2.0 of the image is on trial"
+    last_update.write(replace(UPDATE, result="good"))
+    box.pull()
+    assert (told(box), box.restarts, bundles) == (("good", ""), 1, [])
+
+
+def test_an_image_is_tried_although_its_version_was_given_up_before(
+    box: FleetBox, bundles: list[bytes], folder: FleetFolder
+) -> None:
+    """What became of an update before is not taken for what became of this one, also if the power goes at once."""
+    last_update.write(replace(UPDATE, id="0", result="went-back", reason="no reading came in", given_up="1.2.0"))
+    box.pull()
+    box.pull()
+    assert (told(box), len(bundles)) == (("on-trial", ""), 2)
+
+
+# -- the report ----------------------------------------------------------------------------------------
+
+
+def test_a_report_that_cannot_be_read_stops_the_box(box: FleetBox, folder: FleetFolder) -> None:
+    """Otherwise an old file that is signed would be taken in again."""
+    folder.publish(LINGER, serial=7)
+    box.pull()
+    file = fleet_report.FOLDER / "report.json"
+    file.write_bytes(file.read_bytes()[:40])
+    before = box.text
+    folder.publish(LINGER.replace("100", "10"), serial=6)
+    shown = box.pull()
+    assert (shown.exit_code, box.text) == (1, before)
+    assert "remove it" in " ".join(shown.output.split())
+
+
+def test_words_of_a_server_do_not_make_the_report_unreadable(
+    box: FleetBox, folder: FleetFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder.publish(LINGER, serial=7)
+    box.pull()
+
+    def fetch(*_: object) -> None:
+        raise UpdateError("\x01" * 2_000 + "\u20ac" * 2_000)
+
+    monkeypatch.setattr(download, "fetch", fetch)
+    for _ in range(2):
+        box.pull()
+        assert (box.report.serial, box.report.result) == (7, "good")
+        assert 1_900 < len(box.report.trouble.encode()) <= 2_000

@@ -267,6 +267,29 @@ def test_a_version_that_dpkg_leaves_half_is_taken_back(box: FleetBox, folder: Fl
     assert box.report.reason == "this version does not work on this box"
 
 
+@pytest.mark.parametrize("at", ["apply", "half"])
+def test_a_version_whose_installing_takes_the_box_down_is_given_up(
+    box: FleetBox, folder: FleetFolder, dpkg: Dpkg, at: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder.publish("", more='version = "1.2.0"')
+    install, tried = dpkg.install, []
+
+    def installed(source: str, *, allow_downgrade: bool) -> None:
+        if not source.endswith("way-back.deb"):
+            tried.append(source)
+            dpkg.is_whole = at == "apply"
+            raise PowerCutError
+        install(source, allow_downgrade=allow_downgrade)
+
+    monkeypatch.setattr(package_change, "install", installed)
+    for _ in range(2 * STARTS_MAX):
+        with suppress(PowerCutError):
+            box.pull()
+    assert (dpkg.version, dpkg.is_whole, box.report.result) == ("1.1.0~deb12", True, "went-back")
+    assert len(tried) == STARTS_MAX
+    assert "was begun 3 times" in box.report.reason
+
+
 def test_without_a_way_back_no_version_is_tried(box: FleetBox, folder: FleetFolder, dpkg: Dpkg) -> None:
     folder.publish("", more='version = "1.2.0"')
     del folder.site.files[f"/fleet/{PACKAGE}_1.1.0_arm64_deb12.deb"]
