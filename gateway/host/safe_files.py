@@ -2,6 +2,7 @@
 
 import errno
 import os
+import shutil
 import stat
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -74,17 +75,21 @@ def make_private(path: Path) -> None:
         os.close(made)
 
 
-def write_whole(path: Path, content: bytes, mode: int) -> None:
+def write_whole(path: Path, content: bytes | Path, mode: int) -> None:
     """Replace a file in a folder that nobody else can write. A power cut leaves the old file or the new one.
 
-    Raises OSError; then the old file is there.
+    `content` is bytes, or a file whose content is copied. Raises OSError; then the old file is there.
     """
     # If a power cut leaves it behind, the next call writes over it.
     begun = path.with_name(f"{path.name}.new")
     try:
         opened = os.open(begun, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
         with os.fdopen(opened, "wb") as file:
-            file.write(content)
+            if isinstance(content, bytes):
+                file.write(content)
+            else:
+                with content.open("rb") as source:
+                    shutil.copyfileobj(source, file)
             file.flush()
             os.fchmod(opened, mode)
             os.fsync(opened)

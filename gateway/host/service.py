@@ -62,11 +62,22 @@ def stop() -> None:
 
 def fed_s() -> tuple[bool, float]:
     """Whether the service runs, and the seconds from its start to the last time that it fed its watchdog."""
+    state, entered_s, watchdog_s = _told()
+    return state == "active", max(0, watchdog_s - entered_s)
+
+
+def started_s() -> float:
+    """When the service was ready last, in seconds of the monotonic clock; 0 if it never was."""
+    return _told()[1]
+
+
+def _told() -> tuple[str, float, float]:
+    """The service's state, and when it was ready and fed its watchdog last, by the monotonic clock."""
     names = ("ActiveState", "ActiveEnterTimestampMonotonic", "WatchdogTimestampMonotonic")
     _, told = _systemctl("show", f"--property={','.join(names)}", UNIT)
     values = dict(line.partition("=")[::2] for line in told.splitlines())
     entered_us, fed_us = (int(found) if (found := values.get(name, "")).isdecimal() else 0 for name in names[1:])
-    return values.get("ActiveState") == "active", max(0, fed_us - entered_us) / 1e6
+    return values.get("ActiveState", ""), entered_us / 1e6, fed_us / 1e6
 
 
 def reboot() -> None:

@@ -7,7 +7,7 @@ import os
 import stat
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,7 +17,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from gateway.cli import main
-from gateway.commands.fleet import fleet_command, look, package_change, trial_steps
+from gateway.commands.fleet import box_now, fleet_command, look, package_change, trial_steps
 from gateway.commands.update import download
 from gateway.commands.update.trial import FED_S, Seen
 from gateway.commands.update.update_command import trusted_keys
@@ -74,13 +74,16 @@ class FleetBox:
 
     folder: FleetFolder
     place: Path
-    before: Before = field(default_factory=lambda: Before(service=True, readings=True, kafka=True))
+    before: Callable[[], Before] = lambda: Before(service=True, readings=True, kafka=True)
+    """How it is before a change."""
     running: str = ""
     """Settings with which the service runs."""
     judged: Callable[[str], Seen] = lambda _settings: WELL
     """How it is with such settings."""
     now_s: float = 0.0
     restarts: int = 0
+    started_s: float = -1.0
+    """When the service was started last."""
 
     @property
     def config(self) -> Path:
@@ -104,10 +107,11 @@ class FleetBox:
 
     def power_on(self) -> None:
         self.running = self.text
+        self.started_s = self.now_s
 
     def restart(self) -> None:
         self.restarts += 1
-        self.running = self.text
+        self.power_on()
 
 
 def boxed(folder: FleetFolder, place: Path, patched: pytest.MonkeyPatch) -> FleetBox:
@@ -135,7 +139,7 @@ url = "{folder.url}"
 """
     )
     box.config.chmod(0o640)
-    box.power_on()
+    box.running = box.text
     patched.setenv("SSL_CERT_FILE", str(folder.authority))
     patched.setattr(os, "geteuid", lambda: 0)
     patched.setattr(download, "PAUSES_S", (0.0,))
@@ -144,14 +148,16 @@ url = "{folder.url}"
     for module in (look, package_change):
         patched.setattr(module, "KEY_FOLDERS", (folder.keys,))
         patched.setattr(module, "trusted_keys", partial(trusted_keys, owner=os.getuid()))
-    patched.setattr(look, "how_it_is", lambda: box.before)
-    patched.setattr(trial_steps, "seen_now", lambda: box.judged(box.running))
+    patched.setattr(box_now, "how_it_is", lambda: box.before())  # noqa: PLW0108 - tests replace it
+    patched.setattr(box_now, "seen_now", lambda: box.judged(box.running))
     patched.setattr(service, "restart", box.restart)
+    patched.setattr(service, "started_s", lambda: box.started_s)
 
     def sleep(seconds: float) -> None:
         box.now_s += seconds
 
-    patched.setattr(trial_steps, "time", SimpleNamespace(monotonic=lambda: box.now_s, sleep=sleep))
+    for module in (box_now, package_change, trial_steps):
+        patched.setattr(module, "time", SimpleNamespace(monotonic=lambda: box.now_s, sleep=sleep))
     return box
 
 

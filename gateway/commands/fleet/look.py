@@ -3,24 +3,23 @@
 import fcntl
 import hashlib
 import os
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
 
-from msgspec.structs import astuple, replace
+from msgspec.structs import replace
 
 from gateway.clock.kernel_clock import read_wall_clock
 from gateway.commands.check.kafka import certificate_dates
-from gateway.commands.fleet.package_change import PackageChange, file_name, release_of
+from gateway.commands.fleet.box_now import as_it_mostly_is
+from gateway.commands.fleet.package_change import PackageChange, file_name, release_of, require
 from gateway.commands.fleet.settings_change import SettingsChange, wanted_text
 from gateway.commands.fleet.trial_steps import CUT_OFF, Change, ChangeError, begin, kept, resume
 from gateway.commands.update import download
-from gateway.commands.update.image_update import BUNDLE_SUFFIX, how_it_is, ready_image, update_image
+from gateway.commands.update.image_update import BUNDLE_SUFFIX, read_bundle, ready_image, update_image
 from gateway.commands.update.programs import UpdateError, is_newer_version
-from gateway.commands.update.stick_update import SETTLED_S
 from gateway.commands.update.update_command import (
     BUNDLE_BYTES_MAX,
     KEY_FOLDERS,
@@ -47,6 +46,10 @@ class LookError(Exception):
     """Nothing was taken in from the folder. The message says why."""
 
 
+class NotNowError(Exception):
+    """A change must not begin now. The message says why."""
+
+
 def go_on(config: Path) -> FleetReport | None:
     """Go on with a change that was cut off; None if there is none."""
     with _alone() as folder:
@@ -69,6 +72,9 @@ def look(config: Path, settings: Settings, section: FleetSettings) -> FleetRepor
             fleet, digest = looked.take_in(report)
         except (LookError, UpdateError) as error:
             return kept(replace(report, trouble=str(error)))
+        if digest != report.digest:
+            # What was refused may be right in this file, such as `allow_downgrade`.
+            report = replace(report, refusals=0, rests=0)
         return looked.follow(fleet, replace(report, serial=fleet.serial, digest=digest, trouble=""))
 
 
@@ -86,10 +92,9 @@ class _Look:
 
     def take_in(self, report: FleetReport) -> tuple[Fleet, str]:
         """Fetch the fleet's file, and return it with its digest. Raises LookError, UpdateError."""
-        signature = self._small(f"{NAME}.sig", SIGNATURE_BYTES)
-        with self._fetched(NAME, BYTES_MAX) as file:
+        with self._fetched(f"{NAME}.sig") as signature, self._fetched(NAME, BYTES_MAX) as file:
             try:
-                verify(file, signature, trusted_keys(KEY_FOLDERS))
+                verify(file, signature.read_bytes(), trusted_keys(KEY_FOLDERS))
             except UpdateError as error:
                 raise LookError(f"{NAME} is not trusted: {error}") from error
             digest = hashlib.sha256(file.read_bytes()).hexdigest()
@@ -114,13 +119,17 @@ class _Look:
         """Do what the file wants of this box, if it may happen now, and return the report."""
         group = fleet.group_of(self._gateway)
         if group is None:
+            self._clear()
             return kept(replace(report, wish="", result="none", reason=""))
         if group.wish != report.wish:
-            report = replace(report, wish=group.wish, result="none", reason="", refusals=0, rests=0, starts=0)
+            self._clear()
+            report = replace(report, wish=group.wish, result="none", reason="", starts=0)
         if group.wish == report.given_up:
             return kept(replace(report, result="went-back", reason=report.reason or "it was given up before"))
         try:
             return self._begin(report, group)
+        except NotNowError as error:
+            return kept(replace(report, result="waits", reason=str(error)))
         except (ChangeError, UpdateError) as error:
             return self._refused(report, str(error))
 
@@ -130,36 +139,46 @@ class _Look:
         last = None if image is None else last_update.read()
         if last is not None and last.result == "on-trial":
             # Somebody else began it, and this box may go back from it. Only one thing is changed at a time.
-            return kept(replace(report, result="waits", reason=f"version {last.new} of the image is on trial"))
+            raise NotNowError(f"version {last.new} of the image is on trial")
         is_other_version = group.version is not None and _installed(image) != group.version
         text = wanted_text(self._config, group.settings) if group.settings and not is_other_version else None
         if not is_other_version and text is None:
+            self._clear()
             return kept(replace(report, result="good", reason="", refusals=0, rests=0))
-        if waits := self._waits(group):
-            return kept(replace(report, result="waits", reason=waits))
-        return self._change_version(report, group, image) if text is None else self._change_settings(report, text)
+        self._require_now(group)
+        if text is None:
+            return self._change_version(report, group, image)
+        return self._change_settings(report, group)
 
-    def _waits(self, group: Group) -> str:
-        """Why a change must not begin now; empty if it may."""
-        if time.monotonic() < SETTLED_S and not all(astuple(how_it_is())):
-            # The change has to reach what there was before it.
-            return "this box has just started, and sensors or Kafka are still to come"
+    def _require_now(self, group: Group) -> None:
+        """Raise NotNowError if a change must not begin now."""
         if not group.is_drawn(self._gateway):
-            return f"this box is not among the first {group.share} per cent of its group"
+            raise NotNowError(f"this box is not among the first {group.share} per cent of its group")
         for hours, where in ((group.hours, NAME), (self._section.hours, "gateway.toml")):
             if hours is None:
                 continue
             clock = read_wall_clock(self._settings.gateway)
             if clock.error_us is None:
-                return f"{where} has hours for it ({hours} UTC), and this box's clock is not synced"
+                raise NotNowError(f"{where} has hours for it ({hours} UTC), and this box's clock is not synced")
             if not is_within(hours, datetime.now(UTC)):
-                return f"{where} has hours for it: {hours} UTC"
-        return ""
+                raise NotNowError(f"{where} has hours for it: {hours} UTC")
 
-    def _change_settings(self, report: FleetReport, text: str) -> FleetReport:
+    def _before(self, group: Group) -> Before:
+        """What a change has to reach, as the last thing before it begins. Raises NotNowError."""
+        before = as_it_mostly_is()
+        # Fetching and looking take their time.
+        self._require_now(group)
+        return before
+
+    def _change_settings(self, report: FleetReport, group: Group) -> FleetReport:
+        before = self._before(group)
+        # Not earlier: somebody may have changed the file meanwhile.
+        text = wanted_text(self._config, group.settings)
+        if text is None:
+            return kept(replace(report, result="good", reason=""))
         change = SettingsChange(self._config, self._folder)
         change.keep(text)
-        return begin(report, Trial("settings", "", "", how_it_is()), change)
+        return begin(report, Trial("settings", "", "", before), change)
 
     def _change_version(self, report: FleetReport, group: Group, image: OurImage | None) -> FleetReport:
         version = group.version or ""
@@ -170,11 +189,13 @@ class _Look:
         box = this_box()
         old = release_of(box.installed, box)
         is_newer_version(version, old, allow_downgrade=group.allow_downgrade)
-        trial = Trial("package", old, version, how_it_is())
-        address = self._address(file_name(version, box))
-        change = PackageChange(trial, self._folder, address, allow_downgrade=group.allow_downgrade)
-        change.keep(lambda name: self._small(name, PACKAGE_BYTES_MAX))
-        report = begin(report, trial, change)
+        trial = Trial("package", old, version, Before())
+        file = self._place(name := file_name(version, box))
+        change = PackageChange(trial, self._folder, file, allow_downgrade=group.allow_downgrade)
+        change.keep(self._fetched)
+        with self._fetched(f"{name}.sig"), self._fetched(name):
+            require(file, version, box)
+            report = begin(report, replace(trial, before=self._before(group)), change)
         if report.result == "refused":
             return self._refused(report, report.reason)
         if report.result == "good" and group.settings:
@@ -187,6 +208,9 @@ class _Look:
         ready_image()
         is_newer_version(version, image.version, allow_downgrade=group.allow_downgrade)
         with self._fetched(f"sluice-{version}-arm64{BUNDLE_SUFFIX}", BUNDLE_BYTES_MAX) as file:
+            if (found := read_bundle(file).version) != version:
+                raise UpdateError(f"it is version {found} by its own words, not {version}")
+            self._before(group)
             last = last_update.read()
             trial = Trial("image", image.version, version, Before(), former="" if last is None else last.id)
             report = kept(replace(report, result="on-trial", reason="", trial=trial))
@@ -201,21 +225,30 @@ class _Look:
         rests = min(2**refusals, RESTS_MAX) - 1
         return kept(replace(report, result="refused", reason=reason, refusals=refusals, rests=rests))
 
-    def _address(self, name: str) -> str:
-        return f"{self._section.url.rstrip('/')}/{name}"
-
-    def _small(self, name: str, bytes_max: int) -> bytes:
-        with self._fetched(name, bytes_max) as file:
-            return file.read_bytes()
+    def _place(self, name: str) -> Path:
+        """Where a file of the network is on this box, while it is needed."""
+        return self._folder / f"fetched-{name}"
 
     @contextmanager
-    def _fetched(self, name: str, bytes_max: int) -> Iterator[Path]:
-        file = self._folder / f"fetched{Path(name).suffix}"
-        download.fetch(self._address(name), file, bytes_max, self._dates)
+    def _fetched(self, name: str, bytes_max: int = PACKAGE_BYTES_MAX) -> Iterator[Path]:
+        """A file of the network. It is kept for the next look if a change must not begin now."""
+        file = self._place(name)
+        bytes_max = SIGNATURE_BYTES if name.endswith(".sig") else bytes_max
+        download.fetch(f"{self._section.url.rstrip('/')}/{name}", file, bytes_max, self._dates)
+        is_for_later = False
         try:
             yield file
+        except NotNowError:
+            is_for_later = True
+            raise
         finally:
-            download.forget(file)
+            if not is_for_later:
+                download.forget(file)
+
+    def _clear(self) -> None:
+        """Remove what another change has left, such as a part of its package: there is no trial that needs it."""
+        for path in self._folder.iterdir():
+            path.unlink()
 
 
 def _report() -> FleetReport | None:

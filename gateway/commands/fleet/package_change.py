@@ -2,18 +2,20 @@
 
 import io
 import sys
+import time
 from collections.abc import Callable
-from contextlib import redirect_stderr
+from contextlib import AbstractContextManager, redirect_stderr, suppress
 from pathlib import Path
 from typing import Final
 
-from gateway.commands.fleet.trial_steps import ChangeError, Stand
+from gateway.commands.fleet.trial_steps import ChangeError, Stand, restart
 from gateway.commands.update import update_command
-from gateway.commands.update.programs import UpdateError, call
+from gateway.commands.update.programs import UpdateError, call, last_lines
 from gateway.commands.update.update_command import (
     INSTALLED,
     KEY_FOLDERS,
     PACKAGE,
+    SIGNATURE_BYTES,
     Box,
     read_package,
     this_box,
@@ -22,10 +24,14 @@ from gateway.commands.update.update_command import (
 )
 from gateway.host.fleet_report import Trial
 from gateway.host.safe_files import write_whole
-from gateway.host.terminal import say
 
+Fetched = Callable[[str], AbstractContextManager[Path]]
+"""Brings a file of the folder by its name, and removes it afterwards."""
 _INSTALLED_WELL: Final = "installed"
 """dpkg's word for a package that is in place as a whole."""
+LOCKED_S: Final = 300.0
+"""Seconds for which a going-back waits for dpkg's lock: unattended upgrades may hold it."""
+LOOK_S: Final = 5.0
 
 
 def release_of(version: str, box: Box) -> str:
@@ -56,36 +62,51 @@ def install(source: str, *, allow_downgrade: bool) -> None:
         sys.stderr.write(told.getvalue())
 
 
+def require(file: Path, release: str, box: Box) -> None:
+    """Raise UpdateError or OSError unless a package is signed by a trusted key, and is exactly this release.
+
+    Whoever reaches the folder can put a package there under another one's name.
+    """
+    with _signature(file).open("rb") as opened:
+        signature = opened.read(SIGNATURE_BYTES + 1)
+    verify(file, signature, trusted_keys(KEY_FOLDERS))
+    if (found := release_of(read_package(file).version, box)) != release:
+        raise UpdateError(f"it is version {found} by its own words, not {release}")
+
+
 class PackageChange:
     """The gateway's package, and the one before in a folder that only root can write."""
 
-    def __init__(self, trial: Trial, folder: Path, source: str = "", *, allow_downgrade: bool = False) -> None:
+    def __init__(self, trial: Trial, folder: Path, source: Path = Path(), *, allow_downgrade: bool = False) -> None:
         self._trial = trial
         self._way_back = folder / "way-back.deb"
         self._source = source
         self._allow_downgrade = allow_downgrade
 
-    def keep(self, fetched: Callable[[str], bytes]) -> None:
-        """Keep the package of the installed version, from this box or else from the folder. Raises UpdateError.
-
-        `fetched` brings a file of the folder by its name.
-        """
-        box, signature = this_box(), self._way_back.with_name(f"{self._way_back.name}.sig")
-        here = update_command.CACHE / INSTALLED
-        is_here = here.exists() and read_package(here).version == box.installed
-        name = file_name(release_of(box.installed, box), box)
+    def keep(self, fetched: Fetched) -> None:
+        """Keep the package of the installed version, from this box or else from the folder. Raises UpdateError."""
+        box = this_box()
+        name = file_name(self._trial.old, box)
+        # A look before may have kept it already.
+        with suppress(UpdateError, OSError):
+            return require(self._way_back, self._trial.old, box)
         try:
-            for path, suffix in ((signature, ".sig"), (self._way_back, "")):
-                data = here.with_name(f"{here.name}{suffix}").read_bytes() if is_here else fetched(f"{name}{suffix}")
-                write_whole(path, data, 0o600)
-            verify(self._way_back, signature.read_bytes(), trusted_keys(KEY_FOLDERS))
-        except (UpdateError, OSError) as error:
-            raise UpdateError(
-                f"there would be no way back: the package of the installed version is not at hand ({error}). Put "
-                f"{name} and its signature into the folder"
-            ) from error
-        if (found := read_package(self._way_back).version) != box.installed:
-            raise UpdateError(f"there would be no way back: {name} of the folder is {found}, not {box.installed}")
+            self._copy(update_command.CACHE / INSTALLED, box)
+        except (UpdateError, OSError):
+            # A power cut can have damaged it, or the package came otherwise than by `sluice update`.
+            try:
+                with fetched(f"{name}.sig"), fetched(name) as file:
+                    self._copy(file, box)
+            except (UpdateError, OSError) as error:
+                raise UpdateError(
+                    f"there would be no way back: the package of the installed version is not at hand ({error}). Put "
+                    f"{name} and its signature into the folder"
+                ) from error
+
+    def _copy(self, package: Path, box: Box) -> None:
+        write_whole(_signature(self._way_back), _signature(package), 0o600)
+        write_whole(self._way_back, package, 0o600)
+        require(self._way_back, self._trial.old, box)
 
     def stands(self) -> Stand:
         """See `Change`."""
@@ -98,28 +119,33 @@ class PackageChange:
 
     def apply(self) -> None:
         """See `Change`."""
-        install(self._source, allow_downgrade=self._allow_downgrade)
+        install(str(self._source), allow_downgrade=self._allow_downgrade)
 
     def go_on(self) -> None:
         """See `Change`."""
-        # dpkg has had the service restarted, and so has a start of the box.
+        restart()
 
     def go_back(self) -> None:
         """See `Change`."""
-        # A cut in dpkg leaves a package that apt does not go on with by itself.
-        configured = call("dpkg", "--configure", "-a", patience_s=None)
-        if configured.returncode:
-            say(configured.stderr, err=True)
-        if self.stands() == "old":
-            return
-        try:
-            install(str(self._way_back), allow_downgrade=True)
-        except ChangeError:
-            # The package may be in place, and its service not run for another reason.
-            if self.stands() != "old":
-                raise
+        # Not by `sluice update`: the new version may trust other keys, and `keep` has verified it. Not by apt: after a
+        # cut, apt wants the new version's scripts to be run first.
+        until_s = time.monotonic() + LOCKED_S
+        while self.stands() != "old":
+            done = call("dpkg", "--force-confold", "--install", str(self._way_back), patience_s=None)
+            if "locked by another process" in done.stderr and time.monotonic() < until_s:
+                time.sleep(LOOK_S)
+            elif self.stands() != "old":
+                raise ChangeError(f"dpkg does not put the former package back: {' '.join(last_lines(done, 5))}")
+        # The next `sluice update` keeps it as the version before.
+        update_command.CACHE.mkdir(mode=0o700, parents=True, exist_ok=True)
+        write_whole(update_command.CACHE / INSTALLED, self._way_back, 0o600)
+        write_whole(_signature(update_command.CACHE / INSTALLED), _signature(self._way_back), 0o600)
 
     def forget(self) -> None:
         """See `Change`."""
-        for path in (self._way_back, self._way_back.with_name(f"{self._way_back.name}.sig")):
+        for path in (self._way_back, _signature(self._way_back)):
             path.unlink(missing_ok=True)
+
+
+def _signature(package: Path) -> Path:
+    return package.with_name(f"{package.name}.sig")

@@ -2,17 +2,14 @@
 
 import os
 from collections.abc import Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from gateway.commands.fleet.trial_steps import BY_HAND, ChangeError, Stand
+from gateway.commands.fleet.trial_steps import BY_HAND, ChangeError, Stand, restart
 from gateway.commands.setup.write import NewFile, Owner, SetupWriteError, writable_trouble, write_files
 from gateway.config import config_file
 from gateway.fleet_file import with_changes
-from gateway.host import service
 from gateway.host.safe_files import write_whole
-from gateway.host.service import ServiceError
 from gateway.toml_files.editor import edited
 from gateway.toml_files.mistakes import ConfigError
 from gateway.toml_files.reader import read_toml
@@ -71,9 +68,7 @@ class SettingsChange:
 
     def go_on(self) -> None:
         """See `Change`."""
-        # A service that does not come up is the judge's business.
-        with suppress(ServiceError):
-            service.restart()
+        restart()
 
     def go_back(self) -> None:
         """See `Change`."""

@@ -17,9 +17,11 @@ from typing import Final, Literal, Protocol
 
 from msgspec.structs import replace
 
-from gateway.commands.update.trial import LOOK_S, TRIAL_S, missing, seen_now
-from gateway.host import fleet_report
+from gateway.commands.fleet import box_now
+from gateway.commands.update.trial import LOOK_S, TRIAL_S
+from gateway.host import fleet_report, service
 from gateway.host.fleet_report import FleetReport, Result, Trial
+from gateway.host.service import ServiceError
 from gateway.host.terminal_text import harmless
 
 STARTS_MAX: Final = 3
@@ -46,7 +48,7 @@ class Change(Protocol):
         """Put the new state in place. Raises ChangeError."""
 
     def go_on(self) -> None:
-        """Have the service run with what is in place, after a cut."""
+        """Have the service run anew with what is in place, after a cut. Raises ChangeError."""
 
     def go_back(self) -> None:
         """Put the old state in place, also after a cut in this. Raises ChangeError."""
@@ -58,18 +60,18 @@ class Change(Protocol):
 def begin(report: FleetReport, trial: Trial, change: Change) -> FleetReport:
     """Apply a change whose way back is kept, and judge it."""
     report = kept(replace(report, result="on-trial", reason="", trial=trial, starts=report.starts + 1))
+    since_s = time.monotonic()
     why = ""
     try:
         change.apply()
     except ChangeError as error:
         why = str(error)
-    match change.stands():
-        case "old":
-            return _ended(report, change, "refused", why or "it was not put in place")
-        case "new":
-            return _judge(report, trial, change)
-        case _:
-            return _go_back(report, change, why or "it was not put in place as a whole")
+    stands = change.stands()
+    if stands == "old":
+        return _ended(report, change, "refused", why or "it was not put in place")
+    if stands == "new" and not why:
+        return _judge(report, trial, change, since_s)
+    return _go_back(report, change, why or "it was not put in place as a whole")
 
 
 def resume(report: FleetReport, trial: Trial, change: Change) -> FleetReport:
@@ -79,16 +81,27 @@ def resume(report: FleetReport, trial: Trial, change: Change) -> FleetReport:
     stands = change.stands()
     if stands == "other":
         return _ended(report, change, "went-back", BY_HAND)
-    if report.starts >= STARTS_MAX:
-        words = f"its trial was begun {report.starts} times, and each time the power went, or the box hung"
-        return _ended(report, change, "went-back", words) if stands == "old" else _go_back(report, change, words)
+    is_last = report.starts >= STARTS_MAX
+    words = f"it was begun {report.starts} times, and each time the power went, or the box hung" if is_last else CUT_OFF
     if stands == "old":
-        return _ended(report, change, "waits", CUT_OFF)
-    if stands == "half":
-        return _go_back(report, change, CUT_OFF)
+        return _ended(report, change, "went-back" if is_last else "waits", words)
+    if stands == "half" or is_last:
+        return _go_back(report, change, words)
     report = kept(replace(report, starts=report.starts + 1))
-    change.go_on()
-    return _judge(report, trial, change)
+    since_s = time.monotonic()
+    try:
+        change.go_on()
+    except ChangeError as error:
+        return _go_back(report, change, str(error))
+    return _judge(report, trial, change, since_s)
+
+
+def restart() -> None:
+    """Restart the service if it runs. Raises ChangeError."""
+    try:
+        service.restart()
+    except ServiceError as error:
+        raise ChangeError(str(error)) from error
 
 
 def kept(report: FleetReport) -> FleetReport:
@@ -104,9 +117,10 @@ def _short(words: str) -> str:
     return harmless(words).encode(errors="replace")[:WORDS_BYTES_MAX].decode(errors="ignore")
 
 
-def _judge(report: FleetReport, trial: Trial, change: Change) -> FleetReport:
+def _judge(report: FleetReport, trial: Trial, change: Change, since_s: float) -> FleetReport:
+    """Judge the service that was started since a moment of the monotonic clock: the one before says nothing."""
     until_s = time.monotonic() + TRIAL_S
-    while lacks := list(missing(trial.before, seen_now())):
+    while lacks := list(box_now.lacking(trial.before, since_s)):
         if time.monotonic() > until_s:
             return _go_back(report, change, f"within {TRIAL_S / 60:.0f} minutes {'; '.join(lacks)}")
         time.sleep(LOOK_S)

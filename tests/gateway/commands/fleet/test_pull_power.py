@@ -13,6 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from gateway.clock.gateway_clock import WallClock
 from gateway.commands.fleet import look, package_change
 from gateway.commands.fleet.trial_steps import STARTS_MAX, ChangeError
 from gateway.commands.update import download, update_command
@@ -164,7 +165,7 @@ def test_settings_that_hang_the_box_are_taken_back(box: FleetBox, folder: FleetF
         box.power_on()
     assert box.pull().exit_code == 1
     assert (box.text, box.running, box.report.result) == (old, old, "went-back")
-    assert "its trial was begun 3 times" in box.report.reason
+    assert "it was begun 3 times" in box.report.reason
 
 
 # -- packages ------------------------------------------------------------------------------------------
@@ -179,19 +180,25 @@ class Dpkg:
     is_whole: bool = True
     fails: bool = False
     installs: int = 0
+    locked: int = 0
+    """Calls of dpkg that find it locked."""
+    restarted: Callable[[], None] = lambda: None
 
     def step(self) -> None:
         if self.cuts is not None:
             self.cuts.step()
 
     def install(self, source: str, *, allow_downgrade: bool) -> None:
-        """`sluice update` of an address of the folder, or of a file that is kept."""
+        """`sluice update` of a file."""
         self.step()
         if not self.is_whole:
             raise ChangeError("dpkg was interrupted, you must manually run 'dpkg --configure -a'")
-        wanted = Path(source).read_text() if source.endswith("way-back.deb") else f"{source.split('_')[1]}~deb12"
-        if wanted < self.version and not allow_downgrade:
+        if Path(source).read_text() < self.version and not allow_downgrade:
             raise ChangeError("it is older")
+        self.put(source)
+
+    def put(self, source: str) -> None:
+        wanted = Path(source).read_text()
         self.installs += 1
         self.is_whole = False
         self.version = wanted
@@ -199,19 +206,23 @@ class Dpkg:
         if self.fails and wanted.startswith("1.2"):
             raise ChangeError("this version does not work on this box")
         self.is_whole = True
+        self.restarted()
         self.step()
 
     def call(self, *words: str, patience_s: float | None = None) -> object:  # noqa: ARG002 - see `programs.call`
         if words[0] == "dpkg":
             self.step()
-            self.is_whole = self.is_whole or not (self.fails and self.version.startswith("1.2"))
+            if self.locked:
+                self.locked -= 1
+                return CompletedProcess(words, 2, "", "dpkg: error: dpkg frontend lock was locked by another process")
+            self.put(words[-1])
         return CompletedProcess(words, 0, "installed" if self.is_whole else "half-configured", "")
 
 
 @pytest.fixture
 def dpkg(box: FleetBox, folder: FleetFolder, monkeypatch: pytest.MonkeyPatch) -> Dpkg:
     """A box of Debian 12 with version 1.1.0, whose package is in the folder too."""
-    found = Dpkg()
+    found = Dpkg(restarted=box.power_on)
     for module in (look, package_change):
         monkeypatch.setattr(module, "this_box", lambda: Box("arm64", "12", found.version))
     monkeypatch.setattr(look, "is_newer_version", lambda *_, **__: True)
@@ -250,21 +261,67 @@ def test_a_version_that_takes_no_reading_is_taken_back(box: FleetBox, folder: Fl
 
 def test_a_version_that_dpkg_leaves_half_is_taken_back(box: FleetBox, folder: FleetFolder, dpkg: Dpkg) -> None:
     folder.publish("", more='version = "1.2.0"')
-    dpkg.fails = True
-    call = dpkg.call
-
-    def configured(*words: str, patience_s: float | None = None) -> object:
-        done = call(*words, patience_s=patience_s)
-        if words[0] == "dpkg":
-            # apt goes on where the package's own script has failed.
-            dpkg.is_whole = True
-        return done
-
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(package_change, "call", configured)
-        assert box.pull().exit_code == 1
-    assert (dpkg.version, box.report.result) == ("1.1.0~deb12", "went-back")
+    dpkg.fails, dpkg.locked = True, 3
+    assert box.pull().exit_code == 1
+    assert (dpkg.version, dpkg.is_whole, box.report.result) == ("1.1.0~deb12", True, "went-back")
     assert box.report.reason == "this version does not work on this box"
+    assert (box.place / "cache/installed.deb").read_text() == dpkg.version, "it is a way back again"
+
+
+@pytest.mark.parametrize("content", ["1.1.5~deb12", "1.3.0~deb12"])
+def test_a_package_under_another_ones_name_is_not_installed(
+    box: FleetBox, folder: FleetFolder, dpkg: Dpkg, content: str
+) -> None:
+    """Whoever reaches the folder, and has no key, can put any signed package there."""
+    folder.publish("", more='version = "1.2.0"\nallow_downgrade = true')
+    folder.put(f"{PACKAGE}_1.2.0_arm64_deb12.deb", content.encode())
+    assert box.pull().exit_code == 1
+    assert (dpkg.installs, box.report.result) == (0, "refused")
+    assert box.report.reason == f"it is version {content[:5]} by its own words, not 1.2.0"
+
+
+def test_a_version_that_trusts_another_key_is_taken_back(
+    box: FleetBox, folder: FleetFolder, dpkg: Dpkg, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder.publish("# bad", more='version = "1.2.0"')
+    verify = vars(package_change)["verify"]
+
+    def verified(file: Path, signature: bytes, keys: list[Path]) -> None:
+        if dpkg.version.startswith("1.2"):
+            raise UpdateError("its signature fits none of the keys")
+        verify(file, signature, keys)
+
+    monkeypatch.setattr(package_change, "verify", verified)
+    box.pull()
+    assert (dpkg.version, box.report.result) == ("1.1.0~deb12", "went-back")
+
+
+@pytest.mark.parametrize("kept", [(b"", None), (None, b""), (b"1.1.0~deb12", b"")])
+def test_a_kept_package_that_a_power_cut_has_damaged_is_fetched_instead(
+    box: FleetBox, folder: FleetFolder, dpkg: Dpkg, kept: tuple[bytes | None, bytes | None]
+) -> None:
+    (box.place / "cache").mkdir()
+    for content, name in zip(kept, ("installed.deb", "installed.deb.sig"), strict=True):
+        if content is not None:
+            (box.place / "cache" / name).write_bytes(content)
+    folder.publish("", more='version = "1.2.0"')
+    box.pull()
+    assert (dpkg.version, box.report.result) == ("1.2.0~deb12", "good")
+
+
+def test_a_package_that_came_after_the_hours_waits_and_is_kept(
+    box: FleetBox, folder: FleetFolder, dpkg: Dpkg, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder.publish("", more='version = "1.2.0"\nhours = "01:00-04:00"')
+    name = f"{PACKAGE}_1.2.0_arm64_deb12.deb"
+    has_come = (fleet_report.FOLDER / f"work/fetched-{name}").exists
+    monkeypatch.setattr(look, "read_wall_clock", lambda _gateway: WallClock(0, 0))
+    monkeypatch.setattr(look, "is_within", lambda hours, _: hours is None or not has_come())
+    box.pull()
+    assert (dpkg.installs, box.report.result, has_come()) == (0, "waits", True)
+    monkeypatch.setattr(look, "is_within", lambda *_: True)
+    box.pull()
+    assert (dpkg.version, box.report.result, has_come()) == ("1.2.0~deb12", "good", False)
 
 
 @pytest.mark.parametrize("at", ["apply", "half"])
@@ -272,14 +329,12 @@ def test_a_version_whose_installing_takes_the_box_down_is_given_up(
     box: FleetBox, folder: FleetFolder, dpkg: Dpkg, at: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder.publish("", more='version = "1.2.0"')
-    install, tried = dpkg.install, []
+    tried = []
 
-    def installed(source: str, *, allow_downgrade: bool) -> None:
-        if not source.endswith("way-back.deb"):
-            tried.append(source)
-            dpkg.is_whole = at == "apply"
-            raise PowerCutError
-        install(source, allow_downgrade=allow_downgrade)
+    def installed(source: str, *, allow_downgrade: bool) -> None:  # noqa: ARG001 - see `install`
+        tried.append(source)
+        dpkg.is_whole = at == "apply"
+        raise PowerCutError
 
     monkeypatch.setattr(package_change, "install", installed)
     for _ in range(2 * STARTS_MAX):
@@ -287,7 +342,7 @@ def test_a_version_whose_installing_takes_the_box_down_is_given_up(
             box.pull()
     assert (dpkg.version, dpkg.is_whole, box.report.result) == ("1.1.0~deb12", True, "went-back")
     assert len(tried) == STARTS_MAX
-    assert "was begun 3 times" in box.report.reason
+    assert "it was begun 3 times" in box.report.reason
 
 
 def test_without_a_way_back_no_version_is_tried(box: FleetBox, folder: FleetFolder, dpkg: Dpkg) -> None:
@@ -339,7 +394,8 @@ def test_an_older_version_needs_to_be_allowed(
     folder.publish("", more='version = "1.0.0"')
     box.pull()
     assert (box.report.result, dpkg.installs) == ("refused", 0)
-    folder.publish("", serial=2, more='version = "1.0.0"\nallow_downgrade = true\nattempt = 2')
+    folder.publish("", serial=2, more='version = "1.0.0"\nallow_downgrade = true')
+    folder.put(f"{PACKAGE}_1.0.0_arm64_deb12.deb", b"1.0.0~deb12")
     box.pull()
     assert (box.report.result, dpkg.version) == ("good", "1.0.0~deb12")
 
