@@ -148,6 +148,7 @@ url = "{folder.url}"
     for module in (look, package_change):
         patched.setattr(module, "KEY_FOLDERS", (folder.keys,))
         patched.setattr(module, "trusted_keys", partial(trusted_keys, owner=os.getuid()))
+    patched.setattr(box_now, "asked", lambda look, _kind: look())
     patched.setattr(box_now, "how_it_is", lambda: box.before())  # noqa: PLW0108 - tests replace it
     patched.setattr(box_now, "seen_now", lambda: box.judged(box.running))
     patched.setattr(service, "restart", box.restart)

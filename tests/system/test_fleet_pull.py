@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from demo.kafka_broker import Broker
-from gateway.commands.fleet import fleet_command, look, trial_steps
+from gateway.commands.fleet import box_now, fleet_command, look, trial_steps
 from gateway.commands.update import trial
 from gateway.commands.update.trial import LOOK_S
 from gateway.commands.update.update_command import trusted_keys
@@ -49,7 +49,7 @@ class Service:
         self._config = config
         self._port = port
         self._process: subprocess.Popen[bytes] | None = None
-        self._began_s = 0.0
+        self.began_s = 0.0
 
     def start(self) -> None:
         log = self._config.with_suffix(".log").open("ab")
@@ -57,7 +57,7 @@ class Service:
         self._process = subprocess.Popen(command, stderr=log)
         log.close()
         wait_for_port(self._port, self._process)
-        self._began_s = time.monotonic()
+        self.began_s = time.monotonic()
 
     def stop(self) -> None:
         assert self._process is not None
@@ -70,7 +70,7 @@ class Service:
 
     def fed_s(self) -> tuple[bool, float]:
         assert self._process is not None
-        return self._process.poll() is None, time.monotonic() - self._began_s
+        return self._process.poll() is None, time.monotonic() - self.began_s
 
 
 @contextmanager
@@ -86,6 +86,9 @@ def running(folder: FleetFolder, config: Path, port: int, patched: pytest.Monkey
     patched.setattr(look, "trusted_keys", partial(trusted_keys, owner=fleet_command.os.getuid()))  # type: ignore[attr-defined]
     patched.setattr(service, "restart", its.restart)
     patched.setattr(service, "fed_s", its.fed_s)
+    patched.setattr(service, "started_s", lambda: its.began_s)
+    # The service is a child of this process alone.
+    patched.setattr(box_now, "asked", lambda look, _kind: look())
     patched.setattr(trial, "FED_S", LOOK_S)
     patched.setattr(trial_steps, "TRIAL_S", patience(10))
     its.start()

@@ -1,15 +1,21 @@
-"""How this box is now, asked as the gateway's own user: root trusts neither that user's socket nor its database."""
+"""How this box is now, asked by a child that is the gateway's user.
 
+Root trusts neither that user's socket nor its database: either can go on without end.
+"""
+
+import multiprocessing
+import resource
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Final
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from multiprocessing.connection import Connection
+from typing import Final, TypeVar
 
+import msgspec
 from msgspec.structs import astuple
 
-from gateway.commands.update import trial
 from gateway.commands.update.image_update import how_it_is
-from gateway.commands.update.trial import LOOK_S, Seen, missing, own_settings
+from gateway.commands.update.trial import LOOK_S, Seen, missing, own_settings, seen_now
 from gateway.host import service
 from gateway.host.last_update import Before
 from gateway.host.service_user import as_service
@@ -17,6 +23,12 @@ from gateway.settings import DEFAULT_CONFIG
 
 SETTLED_S: Final = 300.0
 """Seconds within which a box should be as it mostly is: sensors are heard, and Kafka is reached."""
+ASKED_S: Final = 90.0
+"""Seconds that a child may take."""
+ASKED_BYTES_MAX: Final = 256_000_000
+"""Memory that a child may take."""
+_ANSWER_BYTES_MAX: Final = 1_000
+T = TypeVar("T", Before, Seen)
 
 
 def as_it_mostly_is() -> Before:
@@ -27,8 +39,7 @@ def as_it_mostly_is() -> Before:
     until_s = time.monotonic() + SETTLED_S
     best = Before()
     while True:
-        with _as_service():
-            now = how_it_is()
+        now = asked(how_it_is, Before) or Before()
         best = Before(*(one or other for one, other in zip(astuple(best), astuple(now), strict=True)))
         if all(astuple(best)) or time.monotonic() > until_s:
             return best
@@ -39,20 +50,32 @@ def lacking(before: Before, since_s: float) -> Iterator[str]:
     """Say what this box lacks to be as before, with a service started since a moment of the monotonic clock."""
     if before.service and service.started_s() < since_s:
         yield "its service was not restarted, and runs as before"
-    yield from missing(before, seen_now())
+    yield from missing(before, asked(seen_now, Seen) or Seen(*service.fed_s()))
 
 
-def seen_now() -> Seen:
-    """Look at the service and ask the daemon."""
-    with _as_service():
-        return trial.seen_now()
+def asked(look: Callable[[], T], kind: type[T]) -> T | None:
+    """What a look finds as the gateway's user; None if it does not come to its end."""
+    fork = multiprocessing.get_context("fork")
+    here, there = fork.Pipe(duplex=False)
+    child = fork.Process(target=_tell, args=(look, there))
+    child.start()
+    there.close()
+    with here, suppress(EOFError, OSError, msgspec.DecodeError):
+        try:
+            if here.poll(ASKED_S):
+                return msgspec.json.decode(here.recv_bytes(_ANSWER_BYTES_MAX), type=kind)
+        finally:
+            child.kill()
+            child.join()
+    return None
 
 
-@contextmanager
-def _as_service() -> Iterator[None]:
+def _tell(look: Callable[[], object], there: Connection) -> None:
+    resource.setrlimit(resource.RLIMIT_DATA, (ASKED_BYTES_MAX, ASKED_BYTES_MAX))
     settings = own_settings()
     if settings is None:
-        yield
+        found = look()
     else:
         with as_service(DEFAULT_CONFIG, settings.buffer.path):
-            yield
+            found = look()
+    there.send_bytes(msgspec.json.encode(found))
