@@ -51,7 +51,7 @@ CODES = {
     ),
     "fleet-on-trial": ConditionCode("What the fleet's file wants was put in place, and was not found good yet."),
     "fleet-went-back": ConditionCode(
-        "What the fleet's file wants was given up, and the box is as before.",
+        "What the fleet's file wants was given up, and the box goes back or went back.",
         "Mend the cause. Then publish another change, or raise the group's attempt.",
     ),
     "fleet-refused": ConditionCode(

@@ -62,13 +62,17 @@ class Group(Struct, frozen=True, forbid_unknown_fields=True):
     @property
     def wish(self) -> str:
         """Digest of what the group is to have. Another one is another change."""
-        plain = (self.version, self.settings, self.attempt)
-        return hashlib.sha256(msgspec.json.encode(plain, order="sorted")).hexdigest()[:WISH_DIGITS]
+        return _digest((self.version, self.settings, self.attempt))
 
     def is_drawn(self, gateway: str) -> bool:
         """Whether a gateway belongs to the share. A larger share has those of a smaller one, and some more."""
-        drawn = hashlib.sha256(f"{self.wish} {gateway}".encode()).digest()
+        # Another attempt is for those that were drawn before.
+        drawn = hashlib.sha256(f"{_digest((self.version, self.settings))} {gateway}".encode()).digest()
         return int.from_bytes(drawn[:8], "big") % 100 < self.share
+
+
+def _digest(plain: object) -> str:
+    return hashlib.sha256(msgspec.json.encode(plain, order="sorted")).hexdigest()[:WISH_DIGITS]
 
 
 class Fleet(Struct, frozen=True, forbid_unknown_fields=True):

@@ -272,8 +272,8 @@ def _fleet(facts: Facts) -> Iterator[Condition]:
         yield _usual("fleet-went-back", "warn", "Update", words)
     elif report.result == "refused":
         yield _usual("fleet-refused", "warn", "Update", words)
-    if report.trouble:
-        told = f"Nothing was taken in from the fleet's folder: {shortened(report.trouble, WORDS_MAX)}"
+    if report.unread:
+        told = f"Nothing was taken in from the fleet's folder: {shortened(report.unread, WORDS_MAX)}"
         yield _usual("fleet-unread", "warn", "Update", _sentence(told), "This box stays as it is.")
 
 

@@ -55,7 +55,7 @@ class FleetReport(Struct, frozen=True):
     rests: int = 0
     """Looks until a package that was refused is tried again. Fetching it may be dear."""
     trouble: str = ""
-    """Why the last look took nothing in; empty if it did."""
+    """Why the last look took nothing in, or could not put the former state back; empty if it did."""
     trial: Trial | None = None
 
     @property
@@ -67,10 +67,17 @@ class FleetReport(Struct, frozen=True):
             "on-trial": "what fleet.toml wants of this box is on trial; if it is not found good, the box goes back",
             "going-back": "what fleet.toml wants of this box was not found good, and the box goes back",
             "good": "this box has what fleet.toml wants",
-            "went-back": "what fleet.toml wants of this box was tried and given up; the box is as it was before",
+            "went-back": "what fleet.toml wants of this box was given up",
             "refused": "what fleet.toml wants of this box cannot be tried",
         }[self.result]
-        return f"{told}: {self.reason}" if self.reason else told
+        told = f"{told}: {self.reason}" if self.reason else told
+        is_stuck = self.result == "going-back" and self.trouble
+        return f"{told}. The going back has not succeeded yet: {self.trouble}" if is_stuck else told
+
+    @property
+    def unread(self) -> str:
+        """Why the last look took nothing in, in words; empty if it did."""
+        return "" if self.result == "going-back" else self.trouble
 
 
 class ReportError(Exception):

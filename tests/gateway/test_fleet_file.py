@@ -131,6 +131,12 @@ def test_a_share_is_about_so_large_and_another_one_for_each_version() -> None:
     assert abs(len(drawn[0] & drawn[1]) - 100) < 50, "no gateway is always among the first"
 
 
+def test_another_attempt_is_for_those_that_were_drawn_before() -> None:
+    gateways = [f"north/{number}" for number in range(200)]
+    first, again = (replace(GROUP, version="1.2.0", share=10, attempt=attempt) for attempt in (1, 2))
+    assert [first.is_drawn(each) for each in gateways] == [again.is_drawn(each) for each in gateways]
+
+
 def test_another_wish_has_another_digest() -> None:
     others: list[dict[str, Any]] = [{"version": "1.2.1"}, {"settings": {"log": {"level": "debug"}}}, {"attempt": 2}]
     assert len({GROUP.wish, *(replace(GROUP, **other).wish for other in others)}) == 4

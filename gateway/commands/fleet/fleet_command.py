@@ -51,6 +51,6 @@ def pull() -> None:
         return
     if report.serial:
         say(report.words)
-    if report.trouble:
-        say(f"nothing was taken in now: {report.trouble}", err=True)
+    if report.unread:
+        say(f"nothing was taken in now: {report.unread}", err=True)
     sys.exit(FINDING if report.trouble or report.result in {"refused", "went-back", "going-back"} else 0)

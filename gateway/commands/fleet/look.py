@@ -19,7 +19,7 @@ from gateway.commands.fleet.settings_change import SettingsChange, wanted_text
 from gateway.commands.fleet.trial_steps import CUT_OFF, Change, ChangeError, begin, kept, resume
 from gateway.commands.update import download
 from gateway.commands.update.image_update import BUNDLE_SUFFIX, read_bundle, ready_image, update_image
-from gateway.commands.update.programs import UpdateError, is_newer_version
+from gateway.commands.update.programs import UpdateError, compare_versions
 from gateway.commands.update.update_command import (
     BUNDLE_BYTES_MAX,
     KEY_FOLDERS,
@@ -93,10 +93,16 @@ class _Look:
     def take_in(self, report: FleetReport) -> tuple[Fleet, str]:
         """Fetch the fleet's file, and return it with its digest. Raises LookError, UpdateError."""
         with self._fetched(f"{NAME}.sig") as signature, self._fetched(NAME, BYTES_MAX) as file:
+            keys = trusted_keys(KEY_FOLDERS)
             try:
-                verify(file, signature.read_bytes(), trusted_keys(KEY_FOLDERS))
+                verify(file, signature.read_bytes(), keys)
             except UpdateError as error:
-                raise LookError(f"{NAME} is not trusted: {error}") from error
+                # The words of the error are for packages.
+                raise LookError(
+                    f"{NAME} is not trusted: its signature fits none of the keys in "
+                    f"{' and '.join(map(str, KEY_FOLDERS))}, or one of the two files was changed or cut off. Sign it "
+                    "with such a key, and put both into the folder again"
+                ) from error
             digest = hashlib.sha256(file.read_bytes()).hexdigest()
             try:
                 fleet = load(file)
@@ -188,7 +194,7 @@ class _Look:
             return self._change_image(report, group, version, image)
         box = this_box()
         old = release_of(box.installed, box)
-        is_newer_version(version, old, allow_downgrade=group.allow_downgrade)
+        _require_allowed(group, version, old)
         trial = Trial("package", old, version, Before())
         file = self._place(name := file_name(version, box))
         change = PackageChange(trial, self._folder, file, allow_downgrade=group.allow_downgrade)
@@ -206,7 +212,7 @@ class _Look:
     def _change_image(self, report: FleetReport, group: Group, version: str, image: OurImage) -> FleetReport:
         """Install a bundle. The box then restarts, and the judge of the image's trial says what became of it."""
         ready_image()
-        is_newer_version(version, image.version, allow_downgrade=group.allow_downgrade)
+        _require_allowed(group, version, image.version)
         with self._fetched(f"sluice-{version}-arm64{BUNDLE_SUFFIX}", BUNDLE_BYTES_MAX) as file:
             if (found := read_bundle(file).version) != version:
                 raise UpdateError(f"it is version {found} by its own words, not {version}")
@@ -270,6 +276,14 @@ def _of_image(report: FleetReport, trial: Trial) -> FleetReport:
         return kept(replace(report, result="went-back", reason=last.reason, given_up=report.wish, trial=None))
     words = "the version is good; the settings follow" if last.result == "good" else last.reason
     return kept(replace(report, result="waits", reason=words, trial=None))
+
+
+def _require_allowed(group: Group, version: str, installed: str) -> None:
+    if not group.allow_downgrade and compare_versions(version, "lt", installed):
+        raise UpdateError(
+            f"version {version} is older than the installed {installed}, and may have faults that are corrected here. "
+            "If it is meant, write allow_downgrade = true"
+        )
 
 
 def _installed(image: OurImage | None) -> str:

@@ -26,6 +26,11 @@ def wanted_text(config: Path, changes: Mapping[str, Any]) -> str | None:
     wanted = with_changes(before, changes)
     if wanted == before:
         return None
+    if "mqtt_brokers" in changes and any("password" in each for each in before.get("mqtt_brokers", ())):
+        raise ChangeError(
+            "mqtt_brokers has a password on this box, which no file of a fleet may have, and the change would remove "
+            "it: write the password into a file here, and name that by password_file"
+        )
     changed = edited(text, wanted, {}) or toml_text(wanted, {})
     try:
         config_file.parse(changed, config)

@@ -108,8 +108,10 @@ def test_what_became_of_a_fleets_file_is_told() -> None:
     assert (trial.code, trial.level) == ("fleet-on-trial", "note")
     back = only(replace(WELL, fleet=replace(report, result="went-back", reason="Kafka is not reached")))
     assert (back.code, back.level) == ("fleet-went-back", "warn")
-    assert "given up; the box is as it was before: Kafka is not reached." in back.words
-    assert only(replace(WELL, fleet=replace(report, result="going-back"))).code == "fleet-went-back"
+    assert "given up: Kafka is not reached." in back.words
+    stuck = only(replace(WELL, fleet=replace(report, result="going-back", reason="it hung", trouble="dpkg failed")))
+    assert stuck.code == "fleet-went-back"
+    assert "it hung. The going back has not succeeded yet: dpkg failed." in stuck.words
     refused = only(replace(WELL, fleet=replace(report, result="refused", reason="no way back")))
     assert (refused.code, refused.level) == ("fleet-refused", "warn")
     unread = only(replace(WELL, fleet=replace(report, trouble="the server answers 404")))

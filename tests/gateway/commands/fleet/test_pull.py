@@ -101,6 +101,17 @@ def test_settings_that_do_not_go_together_here_are_refused(
     assert (box.text, box.restarts) == (before, 0)
 
 
+def test_a_password_of_the_box_itself_is_not_removed(box: FleetBox, folder: FleetFolder) -> None:
+    broker = '[[mqtt_brokers]]\nhost = "a"\ntopics = ["a"]\n'
+    box.config.write_text(f'{box.text}\n{broker}user = "u"\npassword = "secret"\n')
+    folder.publish('[[groups.settings.mqtt_brokers]]\nhost = "b"\ntopics = ["a"]')
+    before = box.text
+    assert box.pull().exit_code == 1
+    assert (told(box), box.text) == (("refused", ""), before)
+    assert "password_file" in box.report.reason
+    assert "secret" not in box.report.reason
+
+
 def test_a_box_that_no_group_names_changes_nothing(box: FleetBox, folder: FleetFolder) -> None:
     folder.put("fleet.toml", f'serial = 4\n[[groups]]\nname = "a"\ngateways = ["south/*"]\n{LINGER}\n'.encode())
     assert box.pull().exit_code == 0
@@ -329,7 +340,7 @@ def bundles(folder: FleetFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(last_update, "FILE", tmp_path / "last.json")
     monkeypatch.setattr(look, "ready_image", lambda: None)
     monkeypatch.setattr(look, "read_bundle", lambda file: Bundle(COMPATIBLE, file.read_text().split()[-1]))
-    monkeypatch.setattr(look, "is_newer_version", lambda *_, **__: True)
+    monkeypatch.setattr(look, "compare_versions", lambda *_: False)
     monkeypatch.setattr(look, "update_image", lambda file, **_: written.append(file.read_bytes()))
     folder.put("sluice-1.2.0-arm64.raucb", b"bundle 1.2.0")
     folder.publish(LINGER, more='version = "1.2.0"')
@@ -430,6 +441,15 @@ def test_a_bundle_under_another_ones_name_is_not_installed(
     box.pull()
     assert (box.report.result, box.report.trial, bundles) == ("refused", None, [])
     assert box.report.reason == "it is version 1.0.0 by its own words, not 1.2.0"
+
+
+def test_an_older_image_needs_to_be_allowed(
+    box: FleetBox, bundles: list[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(look, "compare_versions", lambda *_: True)
+    box.pull()
+    assert (box.report.result, bundles) == ("refused", [])
+    assert "write allow_downgrade = true" in box.report.reason
 
 
 # -- the report ----------------------------------------------------------------------------------------

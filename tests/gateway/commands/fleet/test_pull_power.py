@@ -225,7 +225,7 @@ def dpkg(box: FleetBox, folder: FleetFolder, monkeypatch: pytest.MonkeyPatch) ->
     found = Dpkg(restarted=box.power_on)
     for module in (look, package_change):
         monkeypatch.setattr(module, "this_box", lambda: Box("arm64", "12", found.version))
-    monkeypatch.setattr(look, "is_newer_version", lambda *_, **__: True)
+    monkeypatch.setattr(look, "compare_versions", lambda one, _, other: one < other)
     monkeypatch.setattr(package_change, "install", found.install)
     monkeypatch.setattr(package_change, "call", found.call)
     monkeypatch.setattr(update_command, "CACHE", box.place / "cache")
@@ -382,18 +382,11 @@ def test_a_package_that_is_refused_is_fetched_less_and_less_often(
     assert box.report.result == "good", "another wish is tried at once"
 
 
-def test_an_older_version_needs_to_be_allowed(
-    box: FleetBox, folder: FleetFolder, dpkg: Dpkg, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def older(*_: object, allow_downgrade: bool) -> bool:
-        if not allow_downgrade:
-            raise UpdateError("it is version 1.0.0, older than the installed 1.1.0")
-        return True
-
-    monkeypatch.setattr(look, "is_newer_version", older)
+def test_an_older_version_needs_to_be_allowed(box: FleetBox, folder: FleetFolder, dpkg: Dpkg) -> None:
     folder.publish("", more='version = "1.0.0"')
     box.pull()
     assert (box.report.result, dpkg.installs) == ("refused", 0)
+    assert "write allow_downgrade = true" in box.report.reason
     folder.publish("", serial=2, more='version = "1.0.0"\nallow_downgrade = true')
     folder.put(f"{PACKAGE}_1.0.0_arm64_deb12.deb", b"1.0.0~deb12")
     box.pull()
