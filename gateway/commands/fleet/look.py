@@ -16,7 +16,7 @@ from gateway.commands.check.kafka import certificate_dates
 from gateway.commands.fleet.box_now import as_it_mostly_is
 from gateway.commands.fleet.package_change import PackageChange, file_name, release_of, require
 from gateway.commands.fleet.settings_change import SettingsChange, wanted_text
-from gateway.commands.fleet.trial_steps import CUT_OFF, Change, ChangeError, begin, kept, resume
+from gateway.commands.fleet.trial_steps import CUT_OFF, Change, ChangeError, FetchError, begin, kept, resume
 from gateway.commands.update import download
 from gateway.commands.update.image_update import BUNDLE_SUFFIX, read_bundle, ready_image, update_image
 from gateway.commands.update.programs import UpdateError, compare_versions
@@ -70,7 +70,7 @@ def look(config: Path, settings: Settings, section: FleetSettings) -> FleetRepor
         looked = _Look(config, settings, section, folder)
         try:
             fleet, digest = looked.take_in(report)
-        except (LookError, UpdateError) as error:
+        except (LookError, FetchError, UpdateError) as error:
             return kept(replace(report, trouble=str(error)))
         if digest != report.digest:
             # What was refused may be right in this file, such as `allow_downgrade`.
@@ -91,7 +91,7 @@ class _Look:
         self._gateway = f"{gateway.namespace}/{gateway.id}"
 
     def take_in(self, report: FleetReport) -> tuple[Fleet, str]:
-        """Fetch the fleet's file, and return it with its digest. Raises LookError, UpdateError."""
+        """Fetch the fleet's file, and return it with its digest. Raises LookError, FetchError, UpdateError."""
         with self._fetched(f"{NAME}.sig") as signature, self._fetched(NAME, BYTES_MAX) as file:
             keys = trusted_keys(KEY_FOLDERS)
             try:
@@ -136,11 +136,18 @@ class _Look:
             return self._begin(report, group)
         except NotNowError as error:
             return kept(replace(report, result="waits", reason=str(error)))
+        except FetchError as error:
+            # Not refused: the network may be well at the next look, and the part that came is kept.
+            reason = "a file of it did not come from the folder"
+            return kept(replace(report, result="waits", reason=reason, trouble=str(error)))
         except (ChangeError, UpdateError) as error:
             return self._refused(report, str(error))
 
     def _begin(self, report: FleetReport, group: Group) -> FleetReport:
-        """Begin a change, if one is missing and may happen now. Raises ChangeError, UpdateError."""
+        """Begin a change, if one is missing and may happen now.
+
+        Raises NotNowError, FetchError, ChangeError, UpdateError.
+        """
         image = our_image.read()
         last = None if image is None else last_update.read()
         if last is not None and last.result == "on-trial":
@@ -237,10 +244,13 @@ class _Look:
 
     @contextmanager
     def _fetched(self, name: str, bytes_max: int = PACKAGE_BYTES_MAX) -> Iterator[Path]:
-        """A file of the network. It is kept for the next look if a change must not begin now."""
+        """A file of the network. It is kept for the next look if a change must not begin now. Raises FetchError."""
         file = self._place(name)
         bytes_max = SIGNATURE_BYTES if name.endswith(".sig") else bytes_max
-        download.fetch(f"{self._section.url.rstrip('/')}/{name}", file, bytes_max, self._dates)
+        try:
+            download.fetch(f"{self._section.url.rstrip('/')}/{name}", file, bytes_max, self._dates)
+        except UpdateError as error:
+            raise FetchError(str(error)) from error
         is_for_later = False
         try:
             yield file

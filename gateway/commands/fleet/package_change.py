@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager, redirect_stderr, suppress
 from pathlib import Path
 from typing import Final
 
-from gateway.commands.fleet.trial_steps import ChangeError, Stand, restart
+from gateway.commands.fleet.trial_steps import ChangeError, FetchError, Stand, restart
 from gateway.commands.update import update_command
 from gateway.commands.update.programs import UpdateError, call, last_lines
 from gateway.commands.update.update_command import (
@@ -84,7 +84,10 @@ class PackageChange:
         self._allow_downgrade = allow_downgrade
 
     def keep(self, fetched: Fetched) -> None:
-        """Keep the package of the installed version, from this box or else from the folder. Raises UpdateError."""
+        """Keep the package of the installed version, from this box or else from the folder.
+
+        Raises UpdateError if the folder has another one, and FetchError if none comes.
+        """
         box = this_box()
         name = file_name(self._trial.old, box)
         # A look before may have kept it already.
@@ -97,8 +100,8 @@ class PackageChange:
             try:
                 with fetched(f"{name}.sig"), fetched(name) as file:
                     self._copy(file, box)
-            except (UpdateError, OSError) as error:
-                raise UpdateError(
+            except (UpdateError, FetchError) as error:
+                raise type(error)(
                     f"there would be no way back: the package of the installed version is not at hand ({error}). Put "
                     f"{name} and its signature into the folder"
                 ) from error

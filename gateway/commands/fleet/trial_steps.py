@@ -38,6 +38,10 @@ class ChangeError(Exception):
     """A step was not done. The message says why."""
 
 
+class FetchError(Exception):
+    """A file did not come from the folder. The message says why."""
+
+
 class Change(Protocol):
     """Something that can be changed and put back. Its way back is kept before a trial begins."""
 

@@ -349,14 +349,38 @@ def test_without_a_way_back_no_version_is_tried(box: FleetBox, folder: FleetFold
     folder.publish("", more='version = "1.2.0"')
     del folder.site.files[f"/fleet/{PACKAGE}_1.1.0_arm64_deb12.deb"]
     assert box.pull().exit_code == 1
-    assert (dpkg.installs, box.report.result) == (0, "refused")
-    assert "there would be no way back" in box.report.reason
+    assert (dpkg.installs, box.report.result) == (0, "waits")
+    assert "there would be no way back" in box.report.trouble
     folder.put(f"{PACKAGE}_1.1.0_arm64_deb12.deb", b"1.1.0~deb12")
     folder.site.files[f"/fleet/{PACKAGE}_1.1.0_arm64_deb12.deb.sig"] = bytes(64)
     for _ in range(3):
         box.pull()
     assert (dpkg.installs, box.report.result) == (0, "refused")
     assert "its signature fits none" in box.report.reason
+
+
+def test_a_connection_that_breaks_is_no_fault_of_the_wish(
+    box: FleetBox, folder: FleetFolder, dpkg: Dpkg, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder.publish("", more='version = "1.2.0"')
+    fetch = download.fetch
+
+    def broken(address: str, file: Path, *more: object) -> None:
+        if address.endswith("1.2.0_arm64_deb12.deb"):
+            file.write_bytes(b"1.2")
+            raise UpdateError("the connection broke. 3 B of 11 B came; the same command goes on from there")
+        fetch(address, file, *more)  # type: ignore[arg-type]
+
+    with monkeypatch.context() as net:
+        net.setattr(download, "fetch", broken)
+        for _ in range(2):
+            assert box.pull().exit_code == 1
+            assert (box.report.result, "the connection broke" in box.report.trouble) == ("waits", True)
+    assert dpkg.installs == 0
+    assert [path.read_bytes() for path in (fleet_report.FOLDER / "work").glob("*1.2.0*.deb")] == [b"1.2"]
+    folder.publish(LINGER, serial=2)
+    box.pull()
+    assert (box.report.result, list((fleet_report.FOLDER / "work").iterdir())) == ("good", [])
 
 
 def test_a_package_that_is_refused_is_fetched_less_and_less_often(
