@@ -15,14 +15,15 @@ import msgspec
 from msgspec.structs import astuple
 
 from gateway.commands.update.image_update import how_it_is
+from gateway.commands.update.stick_update import SETTLED_S
 from gateway.commands.update.trial import LOOK_S, Seen, missing, own_settings, seen_now
 from gateway.host import service
 from gateway.host.last_update import Before
 from gateway.host.service_user import as_service
 from gateway.settings import DEFAULT_CONFIG
 
-SETTLED_S: Final = 300.0
-"""Seconds within which a box should be as it mostly is: sensors are heard, and Kafka is reached."""
+AWAY_S: Final = 120.0
+"""Seconds for which Kafka or the service may be away for no reason that matters, such as a restart."""
 ASKED_S: Final = 90.0
 """Seconds that a child may take."""
 ASKED_BYTES_MAX: Final = 256_000_000
@@ -36,7 +37,8 @@ def as_it_mostly_is() -> Before:
 
     At one moment, Kafka may just be away, or the box may have started a minute ago.
     """
-    until_s = time.monotonic() + SETTLED_S
+    # The monotonic clock counts from the box's start.
+    until_s = max(time.monotonic() + AWAY_S, SETTLED_S)
     best = Before()
     while True:
         now = asked(how_it_is, Before) or Before()
