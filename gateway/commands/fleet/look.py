@@ -35,6 +35,7 @@ from gateway.host.fleet_report import FleetReport, ReportError, Trial
 from gateway.host.last_update import Before
 from gateway.host.our_image import OurImage
 from gateway.host.safe_files import sync_folder
+from gateway.host.service import ServiceError
 from gateway.settings import FleetSettings, Settings
 from gateway.toml_files.mistakes import ConfigError
 
@@ -60,7 +61,10 @@ def go_on(config: Path) -> FleetReport | None:
         if trial.kind == "image":
             return _of_image(report, trial)
         change: Change = SettingsChange(config, folder) if trial.kind == "settings" else PackageChange(trial, folder)
-        return resume(report, trial, change)
+        try:
+            return resume(report, trial, change)
+        except (ChangeError, UpdateError) as error:
+            return _goes_on_later(str(error)) or report
 
 
 def look(config: Path, settings: Settings, section: FleetSettings) -> FleetReport:
@@ -140,8 +144,8 @@ class _Look:
             # Not refused: the network may be well at the next look, and the part that came is kept.
             reason = "a file of it did not come from the folder"
             return kept(replace(report, result="waits", reason=reason, trouble=str(error)))
-        except (ChangeError, UpdateError) as error:
-            return self._refused(report, str(error))
+        except (ChangeError, UpdateError, ServiceError) as error:
+            return _goes_on_later(str(error)) or self._refused(report, str(error))
 
     def _begin(self, report: FleetReport, group: Group) -> FleetReport:
         """Begin a change, if one is missing and may happen now.
@@ -273,6 +277,12 @@ def _report() -> FleetReport | None:
         return fleet_report.read_surely()
     except ReportError as error:
         raise LookError(str(error)) from error
+
+
+def _goes_on_later(trouble: str) -> FleetReport | None:
+    """The report of a trial that has begun and met a trouble; None if none has. The next look goes on with it."""
+    begun = _report()
+    return None if begun is None or begun.trial is None else kept(replace(begun, trouble=trouble))
 
 
 def _of_image(report: FleetReport, trial: Trial) -> FleetReport:

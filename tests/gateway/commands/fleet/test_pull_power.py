@@ -383,6 +383,28 @@ def test_a_connection_that_breaks_is_no_fault_of_the_wish(
     assert (box.report.result, list((fleet_report.FOLDER / "work").iterdir())) == ("good", [])
 
 
+def test_a_trial_is_judged_although_dpkg_does_not_answer_meanwhile(
+    box: FleetBox, folder: FleetFolder, dpkg: Dpkg, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a slow card it may take longer than it may."""
+    folder.publish("# bad", more='version = "1.2.0"')
+    this_box = vars(package_change)["this_box"]
+
+    def slow() -> Box:
+        if dpkg.version.startswith("1.2"):
+            raise UpdateError("`dpkg-query` did not end within 60 s; is the disk sound?")
+        found: Box = this_box()
+        return found
+
+    with monkeypatch.context() as card:
+        card.setattr(package_change, "this_box", slow)
+        for _ in range(2):
+            assert box.pull().exit_code == 1
+            assert (box.report.result, "did not end" in box.report.trouble) == ("on-trial", True)
+    box.pull()
+    assert (dpkg.version, box.report.result, box.report.trouble) == ("1.1.0~deb12", "went-back", "")
+
+
 def test_a_package_that_is_refused_is_fetched_less_and_less_often(
     box: FleetBox, folder: FleetFolder, dpkg: Dpkg, monkeypatch: pytest.MonkeyPatch
 ) -> None:
