@@ -63,15 +63,21 @@ def install(source: str, *, allow_downgrade: bool) -> None:
 
 
 def require(file: Path, release: str, box: Box) -> None:
-    """Raise UpdateError or OSError unless a package is signed by a trusted key, and is exactly this release.
+    """Raise UpdateError or OSError unless a package is signed by a trusted key, and is this release for this box.
 
-    Whoever reaches the folder can put a package there under another one's name.
+    Whoever reaches the folder can put a package there under another one's name. A way back for another processor would
+    be none.
     """
     with _signature(file).open("rb") as opened:
         signature = opened.read(SIGNATURE_BYTES + 1)
     verify(file, signature, trusted_keys(KEY_FOLDERS))
-    if (found := release_of(read_package(file).version, box)) != release:
+    package = read_package(file)
+    if (found := release_of(package.version, box)) != release:
         raise UpdateError(f"it is version {found} by its own words, not {release}")
+    if (package.name, package.architecture) != (PACKAGE, box.architecture):
+        raise UpdateError(
+            f"it is {package.name} for {package.architecture} by its own words, not {PACKAGE} for {box.architecture}"
+        )
 
 
 class PackageChange:

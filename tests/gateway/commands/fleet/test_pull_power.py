@@ -229,11 +229,18 @@ def dpkg(box: FleetBox, folder: FleetFolder, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(package_change, "install", found.install)
     monkeypatch.setattr(package_change, "call", found.call)
     monkeypatch.setattr(update_command, "CACHE", box.place / "cache")
-    monkeypatch.setattr(package_change, "read_package", lambda path: Package(PACKAGE, path.read_text(), "arm64", "12"))
+    monkeypatch.setattr(package_change, "read_package", read_package)
     for version in ("1.1.0", "1.2.0"):
         folder.put(f"{PACKAGE}_{version}_arm64_deb12.deb", f"{version}~deb12".encode())
     box.judged = lambda _settings: replace(WELL, readings=not (found.version.startswith("1.2") and found_bad(folder)))
     return found
+
+
+def read_package(path: Path) -> Package:
+    """The fields of a package whose content is its version, and its architecture and name if they are others."""
+    version, *others = path.read_text().split()
+    architecture, name = (*others, *("arm64", PACKAGE)[len(others) :])
+    return Package(name, version, architecture, "12")
 
 
 def found_bad(folder: FleetFolder) -> bool:
@@ -278,6 +285,19 @@ def test_a_package_under_another_ones_name_is_not_installed(
     assert box.pull().exit_code == 1
     assert (dpkg.installs, box.report.result) == (0, "refused")
     assert box.report.reason == f"it is version {content[:5]} by its own words, not 1.2.0"
+
+
+@pytest.mark.parametrize("other", ["armhf", "arm64 sluice-others"])
+def test_a_way_back_that_is_not_for_this_box_is_none(
+    box: FleetBox, folder: FleetFolder, dpkg: Dpkg, other: str
+) -> None:
+    """Signed by the same key and of the same version: dpkg could not go back with it."""
+    folder.publish("# bad", more='version = "1.2.0"')
+    folder.put(f"{PACKAGE}_1.1.0_arm64_deb12.deb", f"1.1.0~deb12 {other}".encode())
+    assert box.pull().exit_code == 1
+    assert (dpkg.version, dpkg.installs, box.report.result) == ("1.1.0~deb12", 0, "refused")
+    assert "there would be no way back" in box.report.reason
+    assert f"by its own words, not {PACKAGE} for arm64" in box.report.reason
 
 
 def test_a_version_that_trusts_another_key_is_taken_back(
