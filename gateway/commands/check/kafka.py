@@ -90,10 +90,11 @@ async def check_kafka(settings: Settings, *, create: bool) -> list[Finding]:
     return [well(subject, f"answers; {_cluster_words(cluster)}"), *about]
 
 
-def certificate_dates(settings: Settings) -> Dates:
-    """Date by which the gateway would now judge certificates."""
+def certificate_dates(settings: Settings, floor_us: int | None = None) -> Dates:
+    """Date by which the gateway would now judge certificates. If no floor is given, it is read from the buffer."""
     clock = read_wall_clock(settings.gateway)
-    floor_us = known_floor(settings.buffer.path).us
+    if floor_us is None:
+        floor_us = known_floor(settings.buffer.path).us
     return lambda: true_time((clock.at(boottime_us()), clock.error_us), floor_us, time.time_ns() // 1000)
 
 

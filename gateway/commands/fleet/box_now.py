@@ -3,8 +3,10 @@
 Root trusts neither that user's socket nor its database: either can go on without end.
 """
 
+import math
 import multiprocessing
 import resource
+import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -14,13 +16,15 @@ from typing import Final, TypeVar
 import msgspec
 from msgspec.structs import astuple
 
+from gateway.clock.floor import RELEASED_US
+from gateway.commands.check.kafka import known_floor
 from gateway.commands.update.image_update import how_it_is
 from gateway.commands.update.stick_update import SETTLED_S
 from gateway.commands.update.trial import LOOK_S, Seen, missing, own_settings, seen_now
 from gateway.host import service
 from gateway.host.last_update import Before
 from gateway.host.service_user import as_service
-from gateway.settings import DEFAULT_CONFIG
+from gateway.settings import DEFAULT_CONFIG, Settings
 
 AWAY_S: Final = 120.0
 """Seconds for which Kafka or the service may be away for no reason that matters, such as a restart."""
@@ -29,7 +33,12 @@ ASKED_S: Final = 90.0
 ASKED_BYTES_MAX: Final = 256_000_000
 """Memory that a child may take."""
 _ANSWER_BYTES_MAX: Final = 1_000
-T = TypeVar("T", Before, Seen)
+T = TypeVar("T", Before, Seen, int)
+
+
+def clock_floor_us(settings: Settings) -> int:
+    """Time that has surely passed, in microseconds since 1970, as the gateway has kept it in its buffer."""
+    return asked(lambda: known_floor(settings.buffer.path).us, int) or RELEASED_US
 
 
 def as_it_mostly_is() -> Before:
@@ -41,7 +50,8 @@ def as_it_mostly_is() -> Before:
     until_s = max(time.monotonic() + AWAY_S, SETTLED_S)
     best = Before()
     while True:
-        now = asked(how_it_is, Before) or Before()
+        # Of the service, systemd tells whatever that user does.
+        now = asked(how_it_is, Before) or Before(service=service.fed_s()[0])
         best = Before(*(one or other for one, other in zip(astuple(best), astuple(now), strict=True)))
         if all(astuple(best)) or time.monotonic() > until_s:
             return best
@@ -51,7 +61,7 @@ def as_it_mostly_is() -> Before:
 def lacking(before: Before, since_s: float) -> Iterator[str]:
     """Say what this box lacks to be as before, with a service started since a moment of the monotonic clock."""
     if before.service and service.started_s() < since_s:
-        yield "its service was not restarted, and runs as before"
+        yield "its service was not restarted"
     yield from missing(before, asked(seen_now, Seen) or Seen(*service.fed_s()))
 
 
@@ -73,6 +83,8 @@ def asked(look: Callable[[], T], kind: type[T]) -> T | None:
 
 
 def _tell(look: Callable[[], object], there: Connection) -> None:
+    # If the parent is killed, nobody else ends this child, and it has the lock that keeps a second look out.
+    signal.alarm(math.ceil(ASKED_S))
     resource.setrlimit(resource.RLIMIT_DATA, (ASKED_BYTES_MAX, ASKED_BYTES_MAX))
     settings = own_settings()
     if settings is None:

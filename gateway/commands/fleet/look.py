@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from gateway.clock.kernel_clock import read_wall_clock
 from gateway.commands.check.kafka import certificate_dates
-from gateway.commands.fleet.box_now import as_it_mostly_is
+from gateway.commands.fleet.box_now import as_it_mostly_is, clock_floor_us
 from gateway.commands.fleet.package_change import PackageChange, file_name, release_of, require
 from gateway.commands.fleet.settings_change import SettingsChange, wanted_text
 from gateway.commands.fleet.trial_steps import CUT_OFF, Change, ChangeError, FetchError, begin, kept, resume
@@ -90,7 +90,7 @@ class _Look:
         self._settings = settings
         self._section = section
         self._folder = folder
-        self._dates = certificate_dates(settings)
+        self._dates = certificate_dates(settings, clock_floor_us(settings))
         gateway = settings.gateway
         self._gateway = f"{gateway.namespace}/{gateway.id}"
 

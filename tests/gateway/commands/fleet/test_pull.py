@@ -11,13 +11,14 @@ from msgspec.structs import replace
 
 from gateway.clock.floor import RELEASED_US
 from gateway.clock.gateway_clock import WallClock
-from gateway.commands.fleet import look
+from gateway.commands.check import kafka
+from gateway.commands.fleet import box_now, look
 from gateway.commands.fleet.box_now import AWAY_S
 from gateway.commands.update import download
 from gateway.commands.update.image_update import Bundle
 from gateway.commands.update.programs import UpdateError
 from gateway.commands.update.stick_update import SETTLED_S
-from gateway.commands.update.trial import TRIAL_S, Seen
+from gateway.commands.update.trial import FED_S, TRIAL_S, Seen
 from gateway.config import config_file
 from gateway.host import fleet_report, last_update, our_image, service
 from gateway.host.last_update import Before, LastUpdate
@@ -153,6 +154,24 @@ def test_a_change_has_to_reach_what_there_mostly_is(box: FleetBox, folder: Fleet
     box.before = lambda: next(seen)
     box.pull()
     assert (told(box), "linger_ms = 50" in box.text) == (("went-back", ""), True)
+
+
+def test_a_service_has_to_run_although_its_user_kept_the_box_from_being_asked(
+    box: FleetBox, folder: FleetFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That user's socket drips, and the new settings stop the service. Root opens nothing of that user itself."""
+    folder.publish(LINGER)
+    before = box.text
+
+    def opened(_buffer: Path) -> None:
+        raise AssertionError
+
+    monkeypatch.setattr(kafka, "known_floor", opened)
+    monkeypatch.setattr(box_now, "asked", lambda *_: None)
+    monkeypatch.setattr(service, "fed_s", lambda: ("linger_ms = 50" in box.running, FED_S))
+    box.pull()
+    assert (told(box), box.text) == (("went-back", ""), before)
+    assert box.report.reason == "within 5 minutes its service does not run"
 
 
 @pytest.mark.parametrize("up_s", [0, 10_000])
@@ -320,7 +339,7 @@ def test_a_certificate_that_has_surely_ended_changes_nothing(
 ) -> None:
     """While the clock is not synced, the floor judges: others pass, and the file's signature holds in any case."""
     box.config.write_text(box.text.replace('clock = "system"\n', ""))
-    monkeypatch.setattr(look, "certificate_dates", lambda _settings: lambda: TrueTime(RELEASED_US, None))
+    monkeypatch.setattr(look, "certificate_dates", lambda *_: lambda: TrueTime(RELEASED_US, None))
     authority = make_authority(tmp_path / "ca")
     monkeypatch.setenv("SSL_CERT_FILE", str(authority.certificate))
     year = timedelta(days=365)
