@@ -79,7 +79,7 @@ def look(config: Path, settings: Settings, section: FleetSettings) -> FleetRepor
         if digest != report.digest:
             # What was refused may be right in this file, such as `allow_downgrade`.
             report = replace(report, refusals=0, rests=0)
-        return looked.follow(fleet, replace(report, serial=fleet.serial, digest=digest, trouble=""))
+        return looked.follow(fleet, replace(report, serial=fleet.serial, digest=digest))
 
 
 class _Look:
@@ -130,12 +130,15 @@ class _Look:
         group = fleet.group_of(self._gateway)
         if group is None:
             self._clear()
-            return kept(replace(report, wish="", result="none", reason=""))
+            return kept(replace(report, wish="", result="none", reason="", trouble=""))
         if group.wish != report.wish:
             self._clear()
-            report = replace(report, wish=group.wish, result="none", reason="", starts=0)
+            report = replace(report, wish=group.wish, result="waits", reason="", starts=0)
         if group.wish == report.given_up:
-            return kept(replace(report, result="went-back", reason=report.reason or "it was given up before"))
+            reason = report.reason or "it was given up before"
+            return kept(replace(report, result="went-back", reason=reason, trouble=""))
+        # Fetching takes long, and a power cut meanwhile must not let an older file in.
+        report = replace(kept(report), trouble="")
         try:
             return self._begin(report, group)
         except NotNowError as error:

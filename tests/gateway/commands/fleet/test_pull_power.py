@@ -287,6 +287,27 @@ def test_a_package_under_another_ones_name_is_not_installed(
     assert box.report.reason == f"it is version {content[:5]} by its own words, not 1.2.0"
 
 
+def test_an_older_file_is_not_taken_in_after_a_power_cut_while_a_package_comes(
+    box: FleetBox, folder: FleetFolder, dpkg: Dpkg, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder.publish("", serial=7, more='version = "1.2.0"')
+    fetch = download.fetch
+
+    def cut(address: str, file: Path, *more: object) -> None:
+        if address.endswith(".deb"):
+            raise PowerCutError
+        fetch(address, file, *more)  # type: ignore[arg-type]
+
+    with monkeypatch.context() as net:
+        net.setattr(download, "fetch", cut)
+        with pytest.raises(PowerCutError):
+            box.pull()
+    folder.publish("", serial=6, more='version = "1.1.5"')
+    folder.put(f"{PACKAGE}_1.1.5_arm64_deb12.deb", b"1.1.5~deb12")
+    assert box.pull().exit_code == 1
+    assert (box.report.serial, "it is an old file" in box.report.trouble, dpkg.installs) == (7, True, 0)
+
+
 @pytest.mark.parametrize("other", ["armhf", "arm64 sluice-others"])
 def test_a_way_back_that_is_not_for_this_box_is_none(
     box: FleetBox, folder: FleetFolder, dpkg: Dpkg, other: str
