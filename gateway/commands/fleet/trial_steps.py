@@ -128,7 +128,8 @@ def _judge(report: FleetReport, trial: Trial, change: Change, since_s: float) ->
         if time.monotonic() > until_s:
             return _go_back(report, change, f"within {TRIAL_S / 60:.0f} minutes {'; '.join(lacks)}")
         time.sleep(LOOK_S)
-    if change.stands() == "other":
+    if change.stands() != "new":
+        # Also if somebody has put the former state back: nobody works against a person.
         return _ended(report, change, "went-back", BY_HAND)
     return _ended(report, change, "good", "")
 

@@ -316,6 +316,21 @@ def test_settings_changed_by_hand_during_a_trial_stay(box: FleetBox, folder: Fle
     assert "linger_ms = 7" in box.text, "nobody works against a person"
 
 
+def test_former_settings_that_somebody_puts_back_during_a_trial_stay(box: FleetBox, folder: FleetFolder) -> None:
+    folder.publish(LINGER)
+    before = box.text
+
+    def judged(_settings: str) -> Seen:
+        box.config.write_text(before)
+        return WELL
+
+    box.judged = judged
+    assert box.pull().exit_code == 1
+    assert (told(box), "was changed by hand" in box.report.reason) == (("went-back", ""), True)
+    box.pull()
+    assert (box.text, box.restarts) == (before, 1)
+
+
 def test_a_second_look_waits_for_the_first_one(box: FleetBox, folder: FleetFolder) -> None:
     folder.publish(LINGER)
     shown: list[Result] = []
