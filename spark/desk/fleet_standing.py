@@ -68,7 +68,8 @@ def _each(fleet: Fleet, evidence: Evidence, now_us: int) -> Iterator[Standing]:
 def _standing(fleet: Fleet, group: Group, name: str, state: BoxState | None) -> tuple[str, str | None]:
     told = FleetState() if state is None or state.fleet is None else state.fleet
     if told.wish == group.wish and (told.result == "good" or group.is_drawn(name)):
-        return told.result or UNSEEN, told.trouble or told.reason
+        # Why it went back stays true when the folder is dead later.
+        return told.result or UNSEEN, "; ".join(filter(None, (told.reason, told.trouble))) or None
     if not group.is_drawn(name):
         return NOT_DRAWN, told.trouble
     if state is not None and state.fleet is None:
