@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from gateway.commands.fleet.trial_steps import BY_HAND, ChangeError, Stand, restart
-from gateway.commands.setup.write import NewFile, Owner, SetupWriteError, writable_trouble, write_files
+from gateway.commands.setup.write import NewFile, Owner, SetupWriteError, write_files
 from gateway.config import config_file
 from gateway.fleet_file import with_changes
 from gateway.host.safe_files import write_whole
@@ -50,9 +50,10 @@ class SettingsChange:
 
     def keep(self, text: str) -> None:
         """Keep the settings in place as the way back from this text. Raises ChangeError, OSError."""
-        trouble = writable_trouble(self._config)
-        if trouble is not None:
-            raise ChangeError(trouble)
+        if self._config.is_symlink():
+            raise ChangeError(
+                f"{self._config} is a link, and a change would put a file in its place: put the file itself there"
+            )
         write_whole(self._old, self._config.read_bytes(), 0o600)
         write_whole(self._new, text.encode(), 0o600)
 

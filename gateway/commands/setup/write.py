@@ -142,7 +142,7 @@ def refuse_changed(config: Path, before: str) -> None:
     with suppress(OSError, UnicodeDecodeError):
         now = config.read_text(encoding="utf-8-sig") if config.exists() else ""
     if now != before:
-        raise SetupWriteError(f"{config} was changed meanwhile, so nothing was written: run sluice setup again")
+        raise SetupWriteError(f"{config} was changed meanwhile, so nothing was written: run this again")
 
 
 def write_files(files: Sequence[NewFile], config: Path, before: str) -> None:

@@ -114,6 +114,18 @@ def test_a_password_of_the_box_itself_is_not_removed(box: FleetBox, folder: Flee
     assert "secret" not in box.report.reason
 
 
+def test_settings_behind_a_link_are_left_alone(box: FleetBox, folder: FleetFolder) -> None:
+    folder.publish(LINGER)
+    its, before = box.config.with_name("mine.toml"), box.text
+    box.config.rename(its)
+    box.config.symlink_to(its)
+    assert box.pull().exit_code == 1
+    assert (told(box), box.config.is_symlink(), box.text) == (("refused", ""), True, before)
+    assert box.report.reason.endswith(
+        "is a link, and a change would put a file in its place: put the file itself there"
+    )
+
+
 def test_a_box_that_no_group_names_changes_nothing(box: FleetBox, folder: FleetFolder) -> None:
     folder.put("fleet.toml", f'serial = 4\n[[groups]]\nname = "a"\ngateways = ["south/*"]\n{LINGER}\n'.encode())
     assert box.pull().exit_code == 0

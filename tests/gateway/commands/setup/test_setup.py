@@ -683,7 +683,7 @@ def test_settings_that_were_changed_meanwhile_are_not_overwritten(tmp_path: Path
     planned = plan(load(write(tmp_path / "given")), config, Existing(), is_watched=True)
     config.parent.mkdir()
     config.write_text("somebody else's")
-    with pytest.raises(SetupWriteError, match="was changed meanwhile"):
+    with pytest.raises(SetupWriteError, match="was changed meanwhile, so nothing was written: run this again"):
         carry_out(planned)
     assert state(tmp_path / "etc") == {"gateway.toml": b"somebody else's"}, "nor is anything else written"
 
