@@ -9,6 +9,7 @@ import json
 import os
 import socket
 import stat
+import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, fields
@@ -315,14 +316,16 @@ async def _answer(line: bytes, commands: Mapping[str, Handler]) -> dict[str, obj
 
 
 def call(path: Path, command: str, timeout_s: float | None = None, /, **arguments: object) -> Any:
-    """Ask the daemon that listens at `path`, and return its result. No wait for it is longer than `timeout_s`.
+    """Ask the daemon that listens at `path`, and return its result. Its whole answer comes within `timeout_s`.
 
     Raises NotRunningError if nobody listens, RequestRefusedError with the daemon's own words, and ControlError if this
     user may not ask, or if no answer comes.
     """
     request = json.dumps({"command": command, "arguments": arguments}).encode() + b"\n"
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as channel:
-        channel.settimeout(timeout_s or ANSWER_TIMEOUT_S + REQUEST_TIMEOUT_S)
+        patience_s = timeout_s or ANSWER_TIMEOUT_S + REQUEST_TIMEOUT_S
+        until_s = time.monotonic() + patience_s
+        channel.settimeout(patience_s)
         try:
             with _address(path) as address:
                 channel.connect(address)
@@ -337,7 +340,7 @@ def call(path: Path, command: str, timeout_s: float | None = None, /, **argument
             # A daemon that refuses a request for its size answers before it has read all of it.
             with suppress(BrokenPipeError):
                 channel.sendall(request)
-            line = _line(channel)
+            line = _line(channel, until_s)
         except OSError as error:
             raise ControlError(
                 f"the gateway at {path} does not answer ({error}); it may be done all the same"
@@ -357,9 +360,13 @@ def state_of(buffer: Path) -> dict[str, Any]:
     return state
 
 
-def _line(channel: socket.socket) -> bytes:
+def _line(channel: socket.socket, until_s: float) -> bytes:
     received = bytearray()
     while not received.endswith(b"\n"):
+        # Each byte would have its own patience otherwise.
+        if (left_s := until_s - time.monotonic()) <= 0:
+            raise TimeoutError("timed out")
+        channel.settimeout(left_s)
         chunk = channel.recv(65_536)
         if not chunk:
             raise ConnectionError("it closed the connection")

@@ -5,7 +5,7 @@ import json
 import socket
 import stat
 from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -137,6 +137,26 @@ async def test_an_answer_that_does_not_come_is_not_waited_for_for_ever(
     async with serving(path):
         with pytest.raises(RequestRefusedError, match="it may still be done"):
             await ask(path, "for-ever")
+
+
+async def test_an_answer_that_comes_byte_by_byte_without_end_is_not_waited_for(path: Path) -> None:
+    ended = asyncio.Event()
+
+    async def drip(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with suppress(OSError):
+            while True:
+                writer.write(b" ")
+                await writer.drain()
+                await asyncio.sleep(0.01)
+        writer.close()
+        with suppress(OSError):
+            await writer.wait_closed()
+        ended.set()
+
+    async with await asyncio.start_unix_server(drip, path):
+        with pytest.raises(ControlError, match="does not answer"):
+            await asyncio.wait_for(asyncio.to_thread(call, path, "state", 0.2), patience(20))
+        await ended.wait()
 
 
 async def test_a_daemon_that_stops_while_it_is_asked_leaves_no_client_hanging(path: Path) -> None:
