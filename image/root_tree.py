@@ -16,7 +16,7 @@ TARGET = next(target for target in TARGETS if str(target) == "arm64_deb13")
 TRUSTED = "usr/share/sluice/image-keys.pem"
 """Certificates of those whose bundles a box takes."""
 UNITS_ON = ("systemd-networkd", "systemd-resolved", "systemd-timesyncd", "sluice", "sluice-provision", "avahi-daemon")
-UNITS_ON_OURS = ("sluice-grow", "sluice-trial", "sluice-dialog", "sluice-network-report.timer")
+UNITS_ON_OURS = ("sluice-fleet.timer", "sluice-grow", "sluice-trial", "sluice-dialog", "sluice-network-report.timer")
 UNITS_OFF = (
     "ssh.service",
     "ssh.socket",

@@ -32,6 +32,8 @@ DEB_MB_MAX = 25
 _PLACES = {
     "sluice.service": f"{UNITS}/sluice.service",
     "sluice-provision.service": f"{UNITS}/sluice-provision.service",
+    "sluice-fleet.service": f"{UNITS}/sluice-fleet.service",
+    "sluice-fleet.timer": f"{UNITS}/sluice-fleet.timer",
     "sluice.sysusers": "usr/lib/sysusers.d/sluice.conf",
     "60-sluice-usb.rules": "usr/lib/udev/rules.d/60-sluice-usb.rules",
     "60-sluice-serial.rules": "usr/lib/udev/rules.d/60-sluice-serial.rules",
@@ -124,7 +126,8 @@ def _write_program(root: Path, target: Target, release: Release) -> None:
 
 def _write_script(path: Path, text: str, target: Target) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    units = " ".join(found for found in ("sluice-provision.service", "sluice.service") if (HERE / found).exists())
+    names = ("sluice-provision.service", "sluice-fleet.timer", "sluice.service")
+    units = " ".join(found for found in names if (HERE / found).exists())
     path.write_text(text.replace("@PYTHON@", f"/usr/bin/python{target.python}").replace("@UNITS@", units))
     path.chmod(0o755)
 

@@ -7,7 +7,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from gateway.host.fleet_report import FleetReport
+from gateway.host.fleet_report import FleetReport, Trial
+from gateway.host.last_update import Before
 from systemd import deb_signing
 from tests.support.box import Box, box_or_skip
 from tests.support.certificates import make_authority
@@ -38,6 +39,9 @@ def box(tmp_path_factory: pytest.TempPathFactory, packages: Packages) -> Iterato
     with box_or_skip(directory) as made:
         made.boot()
         install(made, packages.old)
+        assert made.property("sluice-fleet.timer", "ActiveState") == "active"
+        # Here the tests say when it looks.
+        made.run("systemctl", "mask", "--now", "sluice-fleet.timer")
         write_answers(made, "/root", "127.0.0.1:9")
         made.run("sluice", "setup", "--no-check", "--answers", "/root/sluice.toml")
         settings = (made.root / "etc/sluice/gateway.toml").read_text()
@@ -77,7 +81,28 @@ def wanting(serial: int, wanted: str, more: str = "") -> str:
     return f'serial = {serial}\n[[groups]]\nname = "all"\ngateways = ["*/*"]\nversion = "{wanted}"\n{more}\n'
 
 
-@pytest.mark.long(seconds=300)
+def test_the_unit_looks_only_where_it_is_asked_to(box: Box) -> None:
+    for unit in ("sluice-fleet.service", "sluice-fleet.timer"):
+        found = box.call("systemd-analyze", "verify", "--man=no", f"/usr/lib/systemd/system/{unit}")
+        assert (found.stdout, found.stderr, found.returncode) == ("", "", 0)
+    box.run("systemctl", "start", "sluice-fleet.service")
+    # Without this box's authority, the folder is not trusted. That is told, and the unit is well.
+    assert box.property("sluice-fleet.service", "Result") == "success"
+    assert "signed by nobody whom this box trusts" in report(box).trouble
+    settings = (box.root / "etc/sluice/gateway.toml").read_text()
+    box.run("tee", "/etc/sluice/gateway.toml", text=settings.partition("[fleet]")[0])
+    box.run("systemctl", "start", "sluice-fleet.service")
+    assert "Skipped due to 'exec-condition'" in box.journal("sluice-fleet.service")
+    # A change that was cut off is ended all the same.
+    begun = FleetReport(result="on-trial", trial=Trial("settings", "", "", Before()))
+    box.run("tee", "/var/lib/sluice-fleet/report.json", text=msgspec.json.encode(begun).decode())
+    box.run("systemctl", "start", "sluice-fleet.service")
+    box.run("tee", "/etc/sluice/gateway.toml", text=settings)
+    assert (report(box).trial, report(box).result) == (None, "went-back")
+    box.run("rm", "/var/lib/sluice-fleet/report.json")
+
+
+@pytest.mark.long(seconds=420)
 def test_a_version_and_its_settings_come_from_the_folder(box: Box, tmp_path: Path) -> None:
     publish(box, tmp_path, wanting(1, NEW, '[groups.settings.log]\nlevel = "debug"'))
     assert version(box) == f"sluice {OLD}"
@@ -98,7 +123,7 @@ def test_a_power_cut_while_dpkg_works_leaves_a_box_that_goes_on(box: Box, tmp_pa
     publish(box, tmp_path, wanting(2, OLD, "allow_downgrade = true"))
     box.run("systemd-run", "--unit=pull", "--setenv=SSL_CERT_FILE=/root/ca.pem", "sluice", "fleet", "pull")
     status = box.root / "var/lib/dpkg/updates"
-    deadline = time.monotonic() + patience(120)
+    deadline = time.monotonic() + patience(300)
     while not any(status.iterdir()):
         assert time.monotonic() < deadline, box.journal("pull.service")
     box.kill()
@@ -111,3 +136,20 @@ def test_a_power_cut_while_dpkg_works_leaves_a_box_that_goes_on(box: Box, tmp_pa
     assert (report(box).result, version(box)) == ("good", f"sluice {OLD}"), report(box)
     assert box.run("dpkg", "--audit") == ""
     assert box.property("sluice.service", "ActiveState") == "active"
+
+
+@pytest.mark.long(seconds=220)
+def test_a_version_whose_service_does_not_start_is_taken_back(box: Box, tmp_path: Path) -> None:
+    """By the process of the former version, which is in memory only, and by dpkg."""
+    condition = f"[Service]\nExecStartPre=/bin/sh -c '! sluice --version | grep -q {NEW}'\n"
+    box.run("mkdir", "-p", "/etc/systemd/system/sluice.service.d")
+    box.run("tee", "/etc/systemd/system/sluice.service.d/bad.conf", text=condition)
+    box.run("systemctl", "daemon-reload")
+    publish(box, tmp_path, wanting(3, NEW))
+    told = box.call(*PULL)
+    assert told.returncode == 1, told
+    assert (report(box).result, report(box).trial, version(box)) == ("went-back", None, f"sluice {OLD}"), told
+    assert box.run("dpkg", "--audit") == ""
+    assert box.property("sluice.service", "ActiveState") == "active"
+    kept = box.run("dpkg-deb", "--field", "/var/cache/sluice/installed.deb", "Version")
+    assert kept.startswith(OLD), "it is a way back again"

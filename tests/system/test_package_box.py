@@ -64,7 +64,7 @@ def site(tmp_path_factory: pytest.TempPathFactory, packages: Packages) -> Iterat
 
 
 def test_systemd_finds_nothing_to_say_of_the_units(site: Site) -> None:
-    for unit in ("sluice.service", "sluice-provision.service"):
+    for unit in ("sluice.service", "sluice-provision.service", "sluice-fleet.service", "sluice-fleet.timer"):
         found = site.box.call("systemd-analyze", "verify", "--man=no", f"/usr/lib/systemd/system/{unit}")
         assert (found.stdout, found.stderr, found.returncode) == ("", "", 0)
 
