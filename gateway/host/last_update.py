@@ -5,7 +5,6 @@ it. An update on a stick that was refused stands in a file of its own, and is to
 root may write both, and whoever likes may read them.
 """
 
-import os
 from contextlib import suppress
 from pathlib import Path
 from typing import Final, Literal
@@ -14,7 +13,7 @@ import msgspec
 from msgspec import Struct
 
 from gateway.host.boot_slots import Slot
-from gateway.host.safe_files import sync_folder
+from gateway.host.safe_files import write_whole
 
 FILE: Final = Path("/var/lib/sluice-update/last.json")
 REFUSED: Final = Path("/run/sluice-update/refused.json")
@@ -84,16 +83,4 @@ def write(update: LastUpdate, file: Path | None = None) -> None:
     file.parent.mkdir(parents=True, exist_ok=True)
     # The service's user reads it.
     file.parent.chmod(0o755)
-    # If a power cut leaves it behind, the next update writes over it.
-    scratch = file.with_suffix(".new")
-    try:
-        with scratch.open("wb") as opened:
-            opened.write(msgspec.json.encode(update))
-            opened.flush()
-            os.fchmod(opened.fileno(), 0o644)
-            os.fsync(opened.fileno())
-        scratch.replace(file)
-    except OSError:
-        scratch.unlink(missing_ok=True)
-        raise
-    sync_folder(file.parent)
+    write_whole(file, msgspec.json.encode(update), 0o644)

@@ -21,7 +21,7 @@ from gateway.commands.update.image_update import BUNDLE_SUFFIX, ready_image, ref
 from gateway.commands.update.programs import UpdateError, call, is_newer_version, last_lines
 from gateway.commands.update.trial import own_settings
 from gateway.host.our_image import os_release
-from gateway.host.safe_files import why_others_could_change
+from gateway.host.safe_files import why_others_could_change, write_whole
 from gateway.host.terminal import say
 from gateway.host.terminal_text import counted, escaped, hanging
 from gateway.settings import GatewaySettings, KafkaSettings, Settings
@@ -348,8 +348,9 @@ def _keep(package: Path, signature: bytes) -> None:
         installed = CACHE / f"{INSTALLED}{suffix}"
         if installed.exists():
             installed.replace(CACHE / f"{PREVIOUS}{suffix}")
-    package.replace(CACHE / INSTALLED)
-    (CACHE / f"{INSTALLED}.sig").write_bytes(signature)
+    # Synced: an empty file after a power cut is no way back.
+    write_whole(CACHE / INSTALLED, package, 0o600)
+    write_whole(CACHE / f"{INSTALLED}.sig", signature, 0o600)
 
 
 def _is_active() -> bool:

@@ -350,6 +350,34 @@ def test_a_kept_package_that_a_power_cut_has_damaged_is_fetched_instead(
     assert (dpkg.version, box.report.result) == ("1.2.0~deb12", "good")
 
 
+@pytest.mark.parametrize("names", [False, True], ids=["synced", "names-lost"])
+def test_what_sluice_update_keeps_is_never_empty(
+    box: FleetBox,
+    monkeypatch: pytest.MonkeyPatch,
+    names: bool,  # noqa: FBT001 - a parameter of the test
+) -> None:
+    cache = box.place / "cache"
+    monkeypatch.setattr(update_command, "CACHE", cache)
+    cache.mkdir()
+    at, cuts = 0, None
+    while cuts is None or cuts.is_off:
+        at += 1
+        for path in cache.iterdir():
+            path.unlink()
+        for name in ("installed.deb", "installed.deb.sig"):
+            (cache / name).write_bytes(name.encode())
+        cuts = PowerCuts(box.place, at, names=names)
+        with pytest.MonkeyPatch.context() as steps, cuts.on(steps), suppress(PowerCutError):
+            # Not synced: it was just copied.
+            (cache / "new.deb").write_bytes(b"new")
+            vars(update_command)["_keep"](cache / "new.deb", b"new.sig")
+        for suffix in ("", ".sig"):
+            for name in ("installed.deb", "previous.deb"):
+                path = cache / f"{name}{suffix}"
+                assert not path.exists() or path.read_bytes(), f"step {at}"
+    assert at > 2
+
+
 def test_a_package_that_came_after_the_hours_waits_and_is_kept(
     box: FleetBox, folder: FleetFolder, dpkg: Dpkg, monkeypatch: pytest.MonkeyPatch
 ) -> None:
