@@ -26,7 +26,7 @@ from gateway.kafka.answers import FIELDS_MAX, TooManyFieldsError, UnfitAnswerErr
 from gateway.settings import OAUTHBEARER, KafkaSaslSettings, KafkaSettings
 from gateway.tls.certificates import date_trouble, host_names, validity
 from gateway.tls.client import tls_reason
-from gateway.tls.dates import EXPIRED, NOT_YET_VALID, CertificateDateError
+from gateway.tls.dates import EXPIRED, NOT_YET_VALID, OTHER_NAMES, CertificateDateError
 
 Stage = Literal["token", "name", "connect", "tls", "versions", "login", "request"]
 """Steps of a connection: look-up of the name, TCP, TLS, ApiVersions, SASL, first request of the session's own."""
@@ -39,7 +39,6 @@ _SHOWN_MAX: Final = 64
 """Characters of a mechanism's name that are repeated."""
 
 _SELF_SIGNED_OR_UNKNOWN: Final = frozenset({2, 18, 19, 20, 21})
-_OTHER_NAME, _OTHER_ADDRESS = 62, 64
 """X509_V_ERR_... of OpenSSL (X509_STORE_CTX_get_error(3))."""
 _NO_TLS_REASONS: Final = frozenset(
     {
@@ -300,7 +299,7 @@ def _certificate_refused(error: ssl.SSLCertVerificationError, at: _Place, shown:
             f"the certificate of {at} {error.verify_message}, although this box's own clock is not to be trusted",
             "have the certificate renewed at the broker",
         )
-    if code in {_OTHER_NAME, _OTHER_ADDRESS}:
+    if code in OTHER_NAMES:
         return at.fault(
             f"the certificate of {at} is {_for_whom(shown)}, and not for {at.host}",
             "write a name that it is for into kafka.bootstrap, or have it made anew with this one (subjectAltName)",

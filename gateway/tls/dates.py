@@ -38,6 +38,8 @@ _LATEST_US: Final = 253_402_300_799_000_000
 """The end of the year 9999 in microseconds since 1970. No certificate goes beyond it."""
 EXPIRED, NOT_YET_VALID = 10, 9
 """X509_V_ERR_... of OpenSSL (X509_STORE_CTX_get_error(3))."""
+OTHER_NAMES = frozenset({62, 64})
+"""The same for a certificate of another host name or of another address."""
 
 _log = structlog.get_logger()
 

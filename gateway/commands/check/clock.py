@@ -11,8 +11,8 @@ from gateway.clock.floor import RELEASED_US
 from gateway.clock.gateway_clock import WallClock
 from gateway.clock.kernel_clock import boottime_us
 from gateway.clock.report import ClockView
+from gateway.commands.certificate_dates import known_floor
 from gateway.commands.check.finding import Finding, remark, well, wrong
-from gateway.commands.check.kafka import known_floor
 from gateway.daemon import control
 from gateway.health.conditions import clock_means, clock_set
 from gateway.health.facts import told_facts

@@ -13,6 +13,7 @@ from aiokafka.errors import KafkaError, TopicAuthorizationFailedError
 from gateway.buffer.rows import OWN_TYPES
 from gateway.buffer.status import is_running
 from gateway.clock.kernel_clock import boottime_us
+from gateway.commands.certificate_dates import certificate_dates
 from gateway.commands.check.finding import Finding, remark, skipped, well, wrong
 from gateway.commands.check.front_door import (
     START,
@@ -24,7 +25,6 @@ from gateway.commands.check.front_door import (
     not_asked,
     opened,
 )
-from gateway.commands.check.kafka import certificate_dates
 from gateway.commands.check.mqtt_probe import NoAnswerError
 from gateway.daemon import control
 from gateway.health.conditions import conditions

@@ -13,8 +13,8 @@ from typing import Final, NamedTuple
 import msgspec
 
 from gateway.buffer.status import is_running
+from gateway.commands.certificate_dates import certificate_dates
 from gateway.commands.check.finding import Finding, remark, skipped, well, wrong
-from gateway.commands.check.kafka import certificate_dates
 from gateway.commands.check.mqtt_probe import Conversation, NoAnswerError, conversing
 from gateway.daemon import control
 from gateway.host.terminal_text import milliseconds

@@ -2,19 +2,14 @@
 
 import asyncio
 import random
-import time
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager, suppress
-from pathlib import Path
+from contextlib import asynccontextmanager
 
 from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.errors import KafkaError
 from msgspec import structs
 
-from gateway.buffer.schema import read_marks
-from gateway.buffer.status import is_running, open_to_read
-from gateway.clock.floor import CLOCK_MARKS, ClockFloor
-from gateway.clock.kernel_clock import boottime_us, read_wall_clock
+from gateway.commands.certificate_dates import certificate_dates
 from gateway.commands.check.finding import Finding, remark, well, wrong
 from gateway.downlink.command_topic import CommandTopicError, CommandTopicMissingError, partitions_of, try_to_read
 from gateway.health.conditions import disk_always_first
@@ -33,10 +28,9 @@ from gateway.kafka.topics import (
     is_safe,
     read_cluster,
 )
-from gateway.reading import BufferFileError
 from gateway.record_contract import INTERNAL_PREFIX
 from gateway.settings import KafkaSettings, Settings, topic_behind
-from gateway.tls.dates import Dates, true_time
+from gateway.tls.dates import Dates
 
 BROKERS_DIALLED_MAX = 12
 """Most brokers that are dialled. An unreachable broker costs up to `kafka.connect_timeout_s`."""
@@ -88,26 +82,6 @@ async def check_kafka(settings: Settings, *, create: bool) -> list[Finding]:
         return [wrong(_code(link, kafka), subject, _trouble(link, kafka, error))]
     about += [*_absent(cluster), *_with_admin_words(findings)]
     return [well(subject, f"answers; {_cluster_words(cluster)}"), *about]
-
-
-def certificate_dates(settings: Settings, floor_us: int | None = None) -> Dates:
-    """Date by which the gateway would now judge certificates. If no floor is given, it is read from the buffer."""
-    clock = read_wall_clock(settings.gateway)
-    if floor_us is None:
-        floor_us = known_floor(settings.buffer.path).us
-    return lambda: true_time((clock.at(boottime_us()), clock.error_us), floor_us, time.time_ns() // 1000)
-
-
-def known_floor(buffer: Path) -> ClockFloor:
-    """Read the clock floor that a running gateway has stored in its buffer.
-
-    If no gateway runs, the buffer is not opened: that would leave SQLite's files beside it.
-    """
-    floor = ClockFloor()
-    if is_running(buffer):
-        with suppress(BufferFileError), open_to_read(buffer) as connection:
-            floor.recall(read_marks(connection, CLOCK_MARKS))
-    return floor
 
 
 def _unusable(trouble: str) -> str:

@@ -11,8 +11,9 @@ from datetime import UTC, datetime
 from aiokafka.errors import KafkaError
 from msgspec import structs
 
+from gateway.commands.certificate_dates import certificate_dates
 from gateway.commands.check.finding import Finding, remark, skipped, well, wrong
-from gateway.commands.check.kafka import WITHOUT_TLS, certificate_dates, connected
+from gateway.commands.check.kafka import WITHOUT_TLS, connected
 from gateway.host.name_lookup import Address, names
 from gateway.host.terminal_text import milliseconds
 from gateway.kafka.link import ADDRESSES_MAX, KafkaLink

@@ -20,10 +20,11 @@ from gateway.buffer.shares import kept_days
 from gateway.buffer.status import is_running, open_to_read
 from gateway.clock.gateway_clock import WallClock
 from gateway.clock.kernel_clock import boottime_us, read_wall_clock
+from gateway.commands.certificate_dates import known_floor
 from gateway.commands.check.clock import check_clock
 from gateway.commands.check.disk import check_disk
 from gateway.commands.check.finding import Finding, remark, remark_on, well, wrong
-from gateway.commands.check.kafka import WITHOUT_TLS, known_floor
+from gateway.commands.check.kafka import WITHOUT_TLS
 from gateway.commands.check.page import check_page
 from gateway.commands.check.ports import check_port
 from gateway.commands.check.serial_lines import check_serial

@@ -17,7 +17,7 @@ import msgspec
 from msgspec.structs import astuple
 
 from gateway.clock.floor import RELEASED_US
-from gateway.commands.check.kafka import known_floor
+from gateway.commands.certificate_dates import known_floor
 from gateway.commands.update.image_update import how_it_is
 from gateway.commands.update.stick_update import SETTLED_S
 from gateway.commands.update.trial import LOOK_S, Seen, missing, own_settings, seen_now

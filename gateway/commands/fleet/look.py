@@ -12,7 +12,7 @@ from typing import Final
 from msgspec.structs import replace
 
 from gateway.clock.kernel_clock import read_wall_clock
-from gateway.commands.check.kafka import certificate_dates
+from gateway.commands.certificate_dates import certificate_dates
 from gateway.commands.fleet.box_now import as_it_mostly_is, clock_floor_us
 from gateway.commands.fleet.package_change import PackageChange, file_name, release_of, require
 from gateway.commands.fleet.settings_change import SettingsChange, wanted_text

@@ -18,7 +18,7 @@ from gateway.commands.update.programs import UpdateError
 from gateway.host.terminal import say
 from gateway.host.terminal_text import size, span
 from gateway.tls.client import client_context, tls_reason
-from gateway.tls.dates import CertificateDateError, Dates, day, judge_dates
+from gateway.tls.dates import OTHER_NAMES, CertificateDateError, Dates, day, judge_dates
 
 FREE_BYTES_MIN: Final = 100_000_000
 """Bytes of the disk that stay free for readings."""
@@ -36,8 +36,6 @@ _SAFE: Final = "/?%:@!$&'()*+,;=~"
 _REDIRECTS: Final = frozenset({301, 302, 303, 307, 308})
 _LATER: Final = frozenset({408, 429, 500, 502, 503, 504})
 """Answers of a server that has its reasons not to give a file now."""
-_OTHER_NAME: Final = frozenset({62, 64})
-"""X509_V_ERR_HOSTNAME_MISMATCH and X509_V_ERR_IP_ADDRESS_MISMATCH of OpenSSL."""
 
 
 class _BrokenError(Exception):
@@ -293,7 +291,7 @@ def _certificate_refused(error: ssl.SSLCertVerificationError, host: str) -> Upda
             f"the certificate of {host} {error.verify_message}; have it renewed there, or see to this box's clock "
             "(timedatectl)"
         )
-    if error.verify_code in _OTHER_NAME:
+    if error.verify_code in OTHER_NAMES:
         return UpdateError(f"the certificate of {host} is for another name ({error.verify_message})")
     return UpdateError(
         f"the certificate of {host} is signed by nobody whom this box trusts ({error.verify_message}). If the server "

@@ -15,6 +15,7 @@ from typing import Any, NoReturn
 import click
 from msgspec import Struct
 
+from gateway.commands.certificate_dates import certificate_dates
 from gateway.commands.options import FINDING
 from gateway.commands.update import download
 from gateway.commands.update.image_update import BUNDLE_SUFFIX, ready_image, refuse_packages, update_image
@@ -25,7 +26,6 @@ from gateway.host.safe_files import why_others_could_change, write_whole
 from gateway.host.terminal import say
 from gateway.host.terminal_text import counted, escaped, hanging
 from gateway.settings import GatewaySettings, KafkaSettings, Settings
-from gateway.tls.dates import Dates
 
 PACKAGE = "sluice-gateway"
 """Name of the gateway's package. Debian's own package `sluice` is another program."""
@@ -148,19 +148,12 @@ def _fetched(address: str, suffix: str, bytes_max: int) -> Iterator[Path]:
     file = CACHE / f"{FETCHED}{suffix}"
     _make_cache()
     say(f"fetching {address}")
-    download.fetch(address, file, bytes_max, _dates())
+    download.fetch(address, file, bytes_max, certificate_dates(own_settings() or _DEFAULTS))
     try:
         yield file
     finally:
         # Also if nobody trusts it: the next call must not go on from it.
         download.forget(file)
-
-
-def _dates() -> Dates:
-    """By which dates certificates are judged: as the gateway does."""
-    from gateway.commands.check.kafka import certificate_dates  # noqa: PLC0415 - it loads the client of Kafka
-
-    return certificate_dates(own_settings() or _DEFAULTS)
 
 
 def _make_cache() -> None:

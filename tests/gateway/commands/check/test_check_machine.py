@@ -27,9 +27,9 @@ from gateway.cli import main
 from gateway.clock.floor import FLOOR_MARK, RELEASED_US, ClockFloor
 from gateway.clock.gateway_clock import WallClock
 from gateway.clock.kernel_clock import boottime_us
+from gateway.commands.certificate_dates import known_floor
 from gateway.commands.check import machine
 from gateway.commands.check.finding import Finding, Remark
-from gateway.commands.check.kafka import known_floor
 from gateway.config import running_settings
 from gateway.config.config_file import load
 from gateway.host import our_image
