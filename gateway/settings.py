@@ -658,6 +658,9 @@ class FleetSettings(Struct, frozen=True, forbid_unknown_fields=True):
 
     url: str
     """Folder (`https://...`) with `fleet.toml`, its signature `fleet.toml.sig`, and the packages. See docs/fleet.md."""
+    ca: Path | None = None
+    """PEM file of the CA that signed the folder's certificate. Without it, the authorities that this box trusts
+    count."""
     hours: Hours | None = None
     """Hours of the day (UTC) in which this box may change. Hours in `fleet.toml` hold too. Without either, the whole
     day."""

@@ -49,6 +49,11 @@ class FleetFolder:
     def url(self) -> str:
         return self.site.address(PATH)
 
+    @property
+    def section(self) -> str:
+        """What has a gateway look here."""
+        return f'[fleet]\nurl = "{self.url}"\nca = "{self.authority}"\n'
+
     def anew(self) -> None:
         vars(self.site).update(vars(HttpsSite(self.site.port)))
 
@@ -134,13 +139,10 @@ path = "{place}/buffer.db"
 
 [mqtt_listener]
 
-[fleet]
-url = "{folder.url}"
-"""
+{folder.section}"""
     )
     box.config.chmod(0o640)
     box.running = box.text
-    patched.setenv("SSL_CERT_FILE", str(folder.authority))
     patched.setattr(os, "geteuid", lambda: 0)
     patched.setattr(download, "PAUSES_S", (0.0,))
     patched.setattr(fleet_command, "DEFAULT_CONFIG", box.config)

@@ -77,7 +77,6 @@ class Service:
 def running(folder: FleetFolder, config: Path, port: int, patched: pytest.MonkeyPatch) -> Iterator[Service]:
     """A gateway that sends to Kafka, and a box that looks at a folder."""
     its = Service(config, port)
-    patched.setenv("SSL_CERT_FILE", str(folder.authority))
     patched.setattr(fleet_report, "FOLDER", config.parent / "state")
     patched.setattr(fleet_command.os, "geteuid", lambda: 0)  # type: ignore[attr-defined]
     for module in (fleet_command, trial):
@@ -139,7 +138,7 @@ async def test_a_good_change_stays_and_one_that_loses_the_uplink_is_taken_back(
     monkeypatch.setattr(trial_steps, "time", Busy)
     with https_site(authority.sign("server")) as site:
         folder = FleetFolder(site, authority.certificate, tmp_path)
-        config = write_config(tmp_path, kafka.bootstrap, port, "fleet", f'\n[fleet]\nurl = "{folder.url}"\n')
+        config = write_config(tmp_path, kafka.bootstrap, port, "fleet", f"\n{folder.section}")
         before = config.read_text()
         with running(folder, config, port, monkeypatch):
             for _ in range(3):

@@ -42,6 +42,7 @@ from gateway.settings import (
     NO_SOURCE,
     BrokerSettings,
     BufferSettings,
+    FleetSettings,
     KafkaSettings,
     ListenerSettings,
     Settings,
@@ -101,6 +102,8 @@ def _by_link(settings: Settings, config: Path) -> Iterator[tuple[str, Iterable[F
     for index, broker in enumerate(settings.mqtt_brokers):
         yield "broker", _broker(f"mqtt_brokers[{index}]", broker, today)
     yield "tls", _kafka(settings.kafka, today)
+    if settings.fleet is not None:
+        yield "tls", _fleet(settings.fleet, today)
     yield "kafka", _quota(settings.kafka, settings.buffer.path, clock)
 
 
@@ -448,6 +451,11 @@ def _kafka(kafka: KafkaSettings, today: _Today) -> Iterator[Finding]:
         if tls is None:
             words = f"{sasl.mechanism} hides the password, but {WITHOUT_TLS}"
             yield remark("kafka-without-tls", "kafka.sasl", words)
+
+
+def _fleet(section: FleetSettings, today: _Today) -> Iterator[Finding]:
+    if section.ca is not None:
+        yield _authority("fleet.ca", section.ca, today)
 
 
 def _quota(kafka: KafkaSettings, buffer: Path, clock: WallClock) -> Iterator[Finding]:

@@ -8,6 +8,7 @@ import click
 from gateway.commands.fleet import look
 from gateway.commands.fleet.look import LookError
 from gateway.commands.options import FINDING, WrappingGroup, load_settings
+from gateway.host.service import ServiceError
 from gateway.host.terminal import say
 from gateway.settings import DEFAULT_CONFIG
 
@@ -44,6 +45,8 @@ def pull() -> None:
         if settings.fleet is not None and (report is None or report.result == "waits"):
             report = look.look(DEFAULT_CONFIG, settings, settings.fleet)
     except LookError as error:
+        raise click.ClickException(str(error)) from error
+    except ServiceError as error:
         raise click.ClickException(str(error)) from error
     except OSError as error:
         raise click.ClickException(f"{error.filename}: {error.strerror}; is the disk full?") from error

@@ -16,7 +16,7 @@ from gateway.commands.certificate_dates import certificate_dates
 from gateway.commands.fleet.box_now import as_it_mostly_is, clock_floor_us
 from gateway.commands.fleet.package_change import PackageChange, file_name, release_of, require
 from gateway.commands.fleet.settings_change import SettingsChange, wanted_text
-from gateway.commands.fleet.trial_steps import CUT_OFF, Change, ChangeError, FetchError, begin, kept, resume
+from gateway.commands.fleet.trial_steps import CUT_OFF, STARTS_MAX, Change, ChangeError, FetchError, begin, kept, resume
 from gateway.commands.update import download
 from gateway.commands.update.image_update import BUNDLE_SUFFIX, read_bundle, ready_image, update_image
 from gateway.commands.update.programs import UpdateError, compare_versions
@@ -30,7 +30,7 @@ from gateway.commands.update.update_command import (
     verify,
 )
 from gateway.fleet_file import BYTES_MAX, NAME, Fleet, Group, is_within, load
-from gateway.host import fleet_report, last_update, our_image
+from gateway.host import fleet_report, last_update, our_image, service
 from gateway.host.fleet_report import FleetReport, ReportError, Trial
 from gateway.host.last_update import Before
 from gateway.host.our_image import OurImage
@@ -230,12 +230,12 @@ class _Look:
         with self._fetched(f"sluice-{version}-arm64{BUNDLE_SUFFIX}", BUNDLE_BYTES_MAX) as file:
             if (found := read_bundle(file).version) != version:
                 raise UpdateError(f"it is version {found} by its own words, not {version}")
-            self._before(group)
+            before = self._before(group)
             last = last_update.read()
-            trial = Trial("image", image.version, version, Before(), former="" if last is None else last.id)
+            trial = Trial("image", image.version, version, before, former="" if last is None else last.id)
             report = kept(replace(report, result="on-trial", reason="", trial=trial))
             try:
-                update_image(file, allow_downgrade=group.allow_downgrade)
+                update_image(file, before, allow_downgrade=group.allow_downgrade)
             except UpdateError as error:
                 return self._refused(replace(report, trial=None), str(error))
         return report
@@ -255,7 +255,7 @@ class _Look:
         file = self._place(name)
         bytes_max = SIGNATURE_BYTES if name.endswith(".sig") else bytes_max
         try:
-            download.fetch(f"{self._section.url.rstrip('/')}/{name}", file, bytes_max, self._dates)
+            download.fetch(f"{self._section.url.rstrip('/')}/{name}", file, bytes_max, self._dates, self._section.ca)
         except UpdateError as error:
             raise FetchError(str(error)) from error
         is_for_later = False
@@ -294,7 +294,13 @@ def _of_image(report: FleetReport, trial: Trial) -> FleetReport:
     if last is None or last.id == trial.former:
         return kept(replace(report, result="waits", reason=CUT_OFF, trial=None))
     if last.result == "on-trial":
+        image = our_image.read()
+        if image is not None and image.slot != last.slot and report.starts < STARTS_MAX:
+            # The look before was ended after it began to write, and only after a start does the judge look.
+            report = kept(replace(report, starts=report.starts + 1))
+            service.reboot()
         return report
+    report = replace(report, starts=0)
     if last.result == "went-back" and trial.new == last.new == last.given_up:
         return kept(replace(report, result="went-back", reason=last.reason, given_up=report.wish, trial=None))
     words = "the version is good; the settings follow" if last.result == "good" else last.reason

@@ -17,7 +17,7 @@ from msgspec import Struct
 from gateway.commands.update.programs import UpdateError
 from gateway.host.terminal import say
 from gateway.host.terminal_text import size, span
-from gateway.tls.client import client_context, tls_reason
+from gateway.tls.client import ClientTlsError, client_context, tls_reason
 from gateway.tls.dates import OTHER_NAMES, CertificateDateError, Dates, day, judge_dates
 
 FREE_BYTES_MIN: Final = 100_000_000
@@ -51,8 +51,10 @@ class _Known(Struct, frozen=True):
     """The server's ETag or date of it. By it the server gives the rest of this file alone (RFC 9110, 13.1.5)."""
 
 
-def fetch(address: str, file: Path, bytes_max: int, dates: Dates) -> None:
+def fetch(address: str, file: Path, bytes_max: int, dates: Dates, ca: Path | None = None) -> None:
     """Fetch a file into a folder that only root can write. Raises UpdateError; the part that came stays.
+
+    Without `ca`, the authorities that this box trusts count.
 
     If a part of it came in an earlier call, and the server has the same file still, only the rest is fetched.
     """
@@ -68,7 +70,8 @@ def fetch(address: str, file: Path, bytes_max: int, dates: Dates) -> None:
                 fcntl.flock(target, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 raise UpdateError("another `sluice update` fetches a file now: wait for its end") from None
-            _Download(address, target, file.with_name(f"{file.name}.json"), bytes_max, dates).run()
+            context = _context(dates, ca)
+            _Download(address, target, file.with_name(f"{file.name}.json"), bytes_max, context).run()
     except OSError as error:
         raise UpdateError(f"{file} cannot be written: {error.strerror or error}; is the disk full?") from error
 
@@ -93,12 +96,14 @@ def beside(address: str, suffix: str) -> str:
 class _Download:
     """One file on its way."""
 
-    def __init__(self, address: str, target: BinaryIO, known_file: Path, bytes_max: int, dates: Dates) -> None:
+    def __init__(
+        self, address: str, target: BinaryIO, known_file: Path, bytes_max: int, context: ssl.SSLContext
+    ) -> None:
         self._address = address
         self._target = target
         self._known_file = known_file
         self._bytes_max = bytes_max
-        self._dates = dates
+        self._context = context
         self._known = _read(known_file, address)
         self._last_s: float | None = None
         """When a byte came last; None before the first one."""
@@ -154,9 +159,7 @@ class _Download:
         for _ in range(REDIRECTS_MAX + 1):
             parts = _parts(address)
             host = parts.hostname or ""
-            connection = HTTPSConnection(
-                host, parts.port or HTTPS_PORT, timeout=SILENCE_S, context=_context(self._dates)
-            )
+            connection = HTTPSConnection(host, parts.port or HTTPS_PORT, timeout=SILENCE_S, context=self._context)
             try:
                 connection.request("GET", _target(parts), headers={"User-Agent": "sluice", **headers})
                 answer = connection.getresponse()
@@ -248,8 +251,11 @@ def _parts(address: str) -> SplitResult:
     return parts
 
 
-def _context(dates: Dates) -> ssl.SSLContext:
-    context = client_context(None, None, None)
+def _context(dates: Dates, ca: Path | None) -> ssl.SSLContext:
+    try:
+        context = client_context(ca, None, None)
+    except ClientTlsError as error:
+        raise UpdateError(str(error).replace("tls.ca", "fleet.ca")) from error
     judge_dates(context, dates)
     return context
 
@@ -295,5 +301,5 @@ def _certificate_refused(error: ssl.SSLCertVerificationError, host: str) -> Upda
         return UpdateError(f"the certificate of {host} is for another name ({error.verify_message})")
     return UpdateError(
         f"the certificate of {host} is signed by nobody whom this box trusts ({error.verify_message}). If the server "
-        "is your own, name the file with its authority: sudo env SSL_CERT_FILE=FILE sluice update ..."
+        "is your own, name the file with its authority: ca in [fleet], or sudo env SSL_CERT_FILE=FILE sluice update ..."
     )

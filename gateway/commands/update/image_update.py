@@ -30,8 +30,11 @@ class Bundle(Struct, frozen=True):
     version: str
 
 
-def update_image(file: Path, *, allow_downgrade: bool) -> None:
-    """Install a bundle, and restart the box to try it. Raises UpdateError."""
+def update_image(file: Path, before: Before | None = None, *, allow_downgrade: bool) -> None:
+    """Install a bundle, and restart the box to try it. Raises UpdateError.
+
+    The trial has to reach `before`; if it is None, what this box is now.
+    """
     image = ready_image()
     installed, running = image.version, image.slot
     bundle = read_bundle(file)
@@ -43,7 +46,7 @@ def update_image(file: Path, *, allow_downgrade: bool) -> None:
     cuts = former.cuts if former is not None and former.new == bundle.version else 0
     slot = boot_slots.other(running)
     update = LastUpdate(
-        secrets.token_hex(8), installed, bundle.version, slot, how_it_is(), given_up=given_up, cuts=cuts
+        secrets.token_hex(8), installed, bundle.version, slot, before or how_it_is(), given_up=given_up, cuts=cuts
     )
     # Before RAUC: if the power goes once the slot is on trial, the trial knows what to ask for.
     try:

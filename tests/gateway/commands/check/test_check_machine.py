@@ -696,6 +696,15 @@ def test_the_authority_of_a_server_that_gives_access_tokens(tmp_path: Path) -> N
     assert found["kafka.sasl.token_ca"].words.startswith(f"{certificate} expires on ")
 
 
+def test_the_authority_of_a_fleets_folder(tmp_path: Path) -> None:
+    certificate, key = self_signed(tmp_path)
+    section = '[fleet]\nurl = "https://updates.example/fleet"\n'
+    found = findings(write_config(tmp_path, f'{section}ca = "{key}"\n'))
+    assert "holds a private key and no certificate" in found["fleet.ca"].words
+    found = findings(write_config(tmp_path, f'{section}ca = "{certificate}"\n'))
+    assert found["fleet.ca"].words.startswith(f"{certificate} expires on ")
+
+
 def test_kafkas_password_and_what_goes_in_the_clear(tmp_path: Path) -> None:
     certificate, _ = self_signed(tmp_path)
     secret = tmp_path / "password"

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from gateway.clock.floor import RELEASED_US
 from gateway.clock.gateway_clock import WallClock
-from gateway.commands.check import kafka
+from gateway.commands import certificate_dates
 from gateway.commands.fleet import box_now, look
 from gateway.commands.fleet.box_now import AWAY_S
 from gateway.commands.update import download
@@ -178,7 +178,7 @@ def test_a_service_has_to_run_although_its_user_kept_the_box_from_being_asked(
     def opened(_buffer: Path) -> None:
         raise AssertionError
 
-    monkeypatch.setattr(kafka, "known_floor", opened)
+    monkeypatch.setattr(certificate_dates, "known_floor", opened)
     monkeypatch.setattr(box_now, "asked", lambda *_: None)
     monkeypatch.setattr(service, "fed_s", lambda: ("linger_ms = 50" in box.running, FED_S))
     box.pull()
@@ -368,7 +368,6 @@ def test_a_certificate_that_has_surely_ended_changes_nothing(
     box.config.write_text(box.text.replace('clock = "system"\n', ""))
     monkeypatch.setattr(look, "certificate_dates", lambda *_: lambda: TrueTime(RELEASED_US, None))
     authority = make_authority(tmp_path / "ca")
-    monkeypatch.setenv("SSL_CERT_FILE", str(authority.certificate))
     year = timedelta(days=365)
     release = datetime.fromtimestamp(RELEASED_US / 1e6, UTC) - datetime.now(UTC)
     for name, begin, is_taken in (("past", release - 2 * year, False), ("later", release + year, True)):
@@ -377,7 +376,8 @@ def test_a_certificate_that_has_surely_ended_changes_nothing(
             its = FleetFolder(site, authority.certificate, tmp_path / name)
             monkeypatch.setattr(look, "KEY_FOLDERS", (its.keys,))
             its.publish(LINGER)
-            box.config.write_text(re.sub(r"https://[^\"]*", its.url, box.text))
+            text = re.sub(r"https://[^\"]*", its.url, box.text)
+            box.config.write_text(re.sub("ca = .*", f'ca = "{authority.certificate}"', text))
             if is_taken:
                 box.pull()
                 assert told(box) == ("good", "")
@@ -394,7 +394,7 @@ def bundles(folder: FleetFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(look, "ready_image", lambda: None)
     monkeypatch.setattr(look, "read_bundle", lambda file: Bundle(COMPATIBLE, file.read_text().split()[-1]))
     monkeypatch.setattr(look, "compare_versions", lambda *_: False)
-    monkeypatch.setattr(look, "update_image", lambda file, **_: written.append(file.read_bytes()))
+    monkeypatch.setattr(look, "update_image", lambda file, *_, **__: written.append(file.read_bytes()))
     folder.put("sluice-1.2.0-arm64.raucb", b"bundle 1.2.0")
     folder.publish(LINGER, more='version = "1.2.0"')
     return written
@@ -403,9 +403,6 @@ def bundles(folder: FleetFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 def test_an_image_is_updated_as_a_person_updates_it(
     box: FleetBox, bundles: list[bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert box.pull().exit_code == 0
-    assert (told(box), bundles) == (("on-trial", ""), [b"bundle 1.2.0"])
-    last_update.write(UPDATE)
     assert box.pull().exit_code == 0
     assert (told(box), bundles) == (("on-trial", ""), [b"bundle 1.2.0"])
     last_update.write(replace(UPDATE, result="good"))
@@ -431,6 +428,20 @@ def test_an_image_whose_writing_was_cut_off_is_written_again(box: FleetBox, bund
     last_update.write(replace(UPDATE, result="went-back", reason="it was not written to its end", cuts=1))
     box.pull()
     assert (told(box), bundles) == (("on-trial", ""), [b"bundle 1.2.0"] * 2)
+
+
+def test_a_box_that_was_not_restarted_after_its_image_was_written_restarts(
+    box: FleetBox, bundles: list[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The look was killed. If restarts do not help, the box does not restart each hour."""
+    box.pull()
+    last_update.write(UPDATE)
+    restarts = []
+    monkeypatch.setattr(service, "reboot", lambda: restarts.append(box.report.starts))
+    for _ in range(5):
+        assert box.pull().exit_code == 0
+        assert told(box) == ("on-trial", "")
+    assert (restarts, bundles) == ([1, 2, 3], [b"bundle 1.2.0"])
 
 
 def test_an_image_that_went_back_outside_the_hours_is_not_tried_again(
