@@ -31,6 +31,8 @@ PACKAGES = "systemd,systemd-sysv,udev,dbus,python3,openssl,iproute2,mosquitto-cl
 PROGRAMS = {"mmdebstrap": "mmdebstrap", "systemd-nspawn": "systemd-container", "nsenter": "util-linux", "tar": "tar"}
 BOOT_S_MAX = 60.0
 STOP_S_MAX = 60.0
+COMMAND_S_MAX = 480.0
+"""`sluice fleet pull` looks at a box for two minutes before a change, and for five after it."""
 # With `unshare` all ends that runs in its process namespace; systemd-nspawn alone would leave the box behind.
 APART = ("unshare", "--pid", "--fork", "--kill-child", "--mount-proc")
 NSPAWN = ("systemd-nspawn", "--quiet", "--register=no", "--keep-unit", "--console=pipe", "--timezone=off")
@@ -111,7 +113,7 @@ class Box:
             capture_output=True,
             text=True,
             check=False,
-            timeout=patience(120),
+            timeout=patience(COMMAND_S_MAX),
             env=environment,
         )
 
