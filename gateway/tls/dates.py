@@ -39,7 +39,7 @@ _LATEST_US: Final = 253_402_300_799_000_000
 EXPIRED, NOT_YET_VALID = 10, 9
 """X509_V_ERR_... of OpenSSL (X509_STORE_CTX_get_error(3))."""
 OTHER_NAMES = frozenset({62, 64})
-"""The same for a certificate of another host name or of another address."""
+"""X509_V_ERR_... for a certificate of another host name or of another address."""
 
 _log = structlog.get_logger()
 

@@ -19,7 +19,7 @@ from gateway.commands.fleet.settings_change import SettingsChange, wanted_text
 from gateway.commands.fleet.trial_steps import CUT_OFF, STARTS_MAX, Change, ChangeError, FetchError, begin, kept, resume
 from gateway.commands.update import download
 from gateway.commands.update.image_update import BUNDLE_SUFFIX, read_bundle, ready_image, update_image
-from gateway.commands.update.programs import UpdateError, compare_versions
+from gateway.commands.update.programs import UpdateError, call, compare_versions
 from gateway.commands.update.update_command import (
     BUNDLE_BYTES_MAX,
     KEY_FOLDERS,
@@ -34,13 +34,17 @@ from gateway.host import fleet_report, last_update, our_image, service
 from gateway.host.fleet_report import FleetReport, ReportError, Trial
 from gateway.host.last_update import Before
 from gateway.host.our_image import OurImage
-from gateway.host.safe_files import sync_folder
+from gateway.host.safe_files import sync_folder, why_others_could_change
 from gateway.host.service import ServiceError
 from gateway.settings import FleetSettings, Settings
 from gateway.toml_files.mistakes import ConfigError
 
 RESTS_MAX: Final = 23
 """Looks, so about a day, until a package that was refused again and again is fetched once more."""
+
+NOT_TRIED: Final = f"it was written, and {STARTS_MAX} restarts did not bring this box to its trial"
+RAUC: Final = "de.pengutronix.rauc"
+"""Name of RAUC's service on the system bus, and of its interfaces."""
 
 
 class LookError(Exception):
@@ -96,6 +100,7 @@ class _Look:
 
     def take_in(self, report: FleetReport) -> tuple[Fleet, str]:
         """Fetch the fleet's file, and return it with its digest. Raises LookError, FetchError, UpdateError."""
+        self._require_own_ca()
         with self._fetched(f"{NAME}.sig") as signature, self._fetched(NAME, BYTES_MAX) as file:
             keys = trusted_keys(KEY_FOLDERS)
             try:
@@ -149,6 +154,17 @@ class _Look:
             return kept(replace(report, result="waits", reason=reason, trouble=str(error)))
         except (ChangeError, UpdateError, ServiceError) as error:
             return _goes_on_later(str(error)) or self._refused(report, str(error))
+
+    def _require_own_ca(self) -> None:
+        """Raise LookError unless root may open the file with the folder's authority: another could make it a pipe."""
+        if self._section.ca is None:
+            return
+        try:
+            trouble = why_others_could_change(self._section.ca, os.getuid())
+        except OSError as error:
+            trouble = error.strerror
+        if trouble is not None:
+            raise LookError(f"fleet.ca: {self._section.ca} cannot be used: {trouble}")
 
     def _begin(self, report: FleetReport, group: Group) -> FleetReport:
         """Begin a change, if one is missing and may happen now.
@@ -295,16 +311,26 @@ def _of_image(report: FleetReport, trial: Trial) -> FleetReport:
         return kept(replace(report, result="waits", reason=CUT_OFF, trial=None))
     if last.result == "on-trial":
         image = our_image.read()
-        if image is not None and image.slot != last.slot and report.starts < STARTS_MAX:
-            # The look before was ended after it began to write, and only after a start does the judge look.
-            report = kept(replace(report, starts=report.starts + 1))
-            service.reboot()
+        if last.new != trial.new or image is None or image.slot == last.slot or _rauc_writes():
+            return report
+        if report.starts >= STARTS_MAX:
+            return kept(
+                replace(report, result="went-back", reason=NOT_TRIED, given_up=report.wish, trial=None, starts=0)
+            )
+        # The look before was ended after it began to write, and only after a start does the judge look.
+        report = kept(replace(report, starts=report.starts + 1))
+        service.reboot()
         return report
     report = replace(report, starts=0)
     if last.result == "went-back" and trial.new == last.new == last.given_up:
         return kept(replace(report, result="went-back", reason=last.reason, given_up=report.wish, trial=None))
     words = "the version is good; the settings follow" if last.result == "good" else last.reason
     return kept(replace(report, result="waits", reason=words, trial=None))
+
+
+def _rauc_writes() -> bool:
+    told = call("busctl", "get-property", RAUC, "/", f"{RAUC}.Installer", "Operation")
+    return told.returncode == 0 and "idle" not in told.stdout
 
 
 def _require_allowed(group: Group, version: str, installed: str) -> None:

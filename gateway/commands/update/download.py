@@ -255,7 +255,7 @@ def _context(dates: Dates, ca: Path | None) -> ssl.SSLContext:
     try:
         context = client_context(ca, None, None)
     except ClientTlsError as error:
-        raise UpdateError(str(error).replace("tls.ca", "fleet.ca")) from error
+        raise UpdateError(f"fleet.ca: {str(error).removeprefix('tls.ca: ')}") from error
     judge_dates(context, dates)
     return context
 

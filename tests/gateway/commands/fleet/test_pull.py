@@ -438,10 +438,27 @@ def test_a_box_that_was_not_restarted_after_its_image_was_written_restarts(
     last_update.write(UPDATE)
     restarts = []
     monkeypatch.setattr(service, "reboot", lambda: restarts.append(box.report.starts))
-    for _ in range(5):
+    monkeypatch.setattr(look, "_rauc_writes", lambda: True)
+    assert (box.pull().exit_code, restarts) == (0, []), "RAUC's service goes on without the look"
+    monkeypatch.setattr(look, "_rauc_writes", lambda: False)
+    for _ in range(3):
         assert box.pull().exit_code == 0
         assert told(box) == ("on-trial", "")
+    assert box.pull().exit_code == 1
+    assert (told(box), box.report.reason) == (("went-back", ""), look.NOT_TRIED)
     assert (restarts, bundles) == ([1, 2, 3], [b"bundle 1.2.0"])
+
+
+def test_an_update_by_hand_that_is_being_written_is_left_alone(
+    box: FleetBox, bundles: list[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    box.pull()
+    last_update.write(replace(UPDATE, new="1.3.0"))
+    monkeypatch.setattr(service, "reboot", pytest.fail)
+    for _ in range(2):
+        box.pull()
+        assert told(box) == ("on-trial", "")
+    assert len(bundles) == 1
 
 
 def test_an_image_that_went_back_outside_the_hours_is_not_tried_again(
@@ -514,6 +531,31 @@ def test_an_older_image_needs_to_be_allowed(
     box.pull()
     assert (box.report.result, bundles) == ("refused", [])
     assert "write allow_downgrade = true" in box.report.reason
+
+
+def test_an_authority_that_another_user_could_change_is_not_opened(
+    box: FleetBox, folder: FleetFolder, tmp_path: Path
+) -> None:
+    folder.publish(LINGER)
+    authority = tmp_path / "ca.pem"
+    box.config.write_text(before := re.sub("ca = .*", f'ca = "{authority}"', box.text))
+    assert f"fleet.ca: {authority} cannot be used: No such file" in refused(box)
+    authority.write_text(folder.authority.read_text())
+    authority.chmod(0o666)
+    assert f"fleet.ca: {authority} cannot be used: others can write it" in refused(box)
+    assert box.text == before
+    authority.chmod(0o644)
+    box.pull()
+    assert told(box) == ("good", "")
+
+
+def test_an_error_that_nobody_has_foreseen_is_none_of_the_looks_own(
+    box: FleetBox, folder: FleetFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a look that ends with 1, the unit says that it did what it should."""
+    folder.publish(LINGER)
+    monkeypatch.setattr(look, "load", lambda _file: 1 / 0)
+    assert box.pull().exit_code == os.EX_SOFTWARE
 
 
 # -- the report ----------------------------------------------------------------------------------------
