@@ -31,9 +31,7 @@ _FAILED: Final = (1, "Job for sluice.service failed because the control process 
 class BoxService:
     """One daemon, and a thread that is its systemd. Leaving the `with` stops both."""
 
-    def __init__(
-        self, folder: Path, command: Sequence[str | Path], log: Path, environment: Mapping[str, str]
-    ) -> None:
+    def __init__(self, folder: Path, command: Sequence[str | Path], log: Path, environment: Mapping[str, str]) -> None:
         """Prepare the service of the box that a folder is."""
         self._folder = folder
         self._command = command

@@ -1,18 +1,21 @@
 """`sluice-cloud fleet`: checks and signs the file that says what gateways are to have, and shows who has it."""
 
+import re
 import subprocess
 import time
 from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
 import click
+from msgspec.structs import replace
 
 from gateway import fleet_file
 from gateway.fleet_file import Fleet
 from gateway.host.terminal import say
 from gateway.host.terminal_text import counted
-from gateway.toml_files.mistakes import ConfigError
+from gateway.toml_files.mistakes import ConfigError, Place, lines_of
 from spark.commands.answers import Form, beside, print_relation, replaced
 from spark.commands.asked_options import asks
 from spark.commands.cli_options import warehouse_option
@@ -20,6 +23,8 @@ from spark.commands.desk_session import asking
 from spark.desk.asked import Asked
 
 FINDING: Final = 1
+WHOLE: Final = 100
+"""Share in per cent that has all of a group."""
 SIGNATURE_BYTES: Final = 64
 """Length of an Ed25519 signature (RFC 8032)."""
 _file = click.argument("file", type=click.Path(path_type=Path))
@@ -101,6 +106,66 @@ def status(file: Path, warehouse: str, asked: Asked, form: Form) -> None:  # noq
         beside(f"{group.name}: {', '.join(of_group) or 'no gateway'}")
     if any(each.standing in TROUBLES for each in told):
         raise click.exceptions.Exit(FINDING)
+
+
+@fleet.command(
+    "raise",
+    short_help="Raise the share of each group that is well so far.",
+    epilog="Example: sluice-cloud fleet raise fleet.toml --warehouse tables",
+)
+@_file
+@warehouse_option
+@click.option("--by", type=click.IntRange(1, 100), default=10, show_default=True, help="Per cent of the group.")
+def raise_share(file: Path, warehouse: str, by: int) -> None:
+    """Raise the share of each group whose gateways all have what it wants, as far as they are in the share by now.
+
+    The serial number is raised too. Sign the file then, and put both files into the folder. A group that still waits
+    for a gateway keeps its share. If any gateway went back or refused, nothing is raised, and the exit code is 1: so a
+    roll-out whose next steps a timer takes stops by itself.
+    """
+    found = _loaded(file)
+    with asking(warehouse) as tables:
+        from spark.desk.fleet_standing import TROUBLES, holding_up, standings  # noqa: PLC0415 - as `asking` says
+
+        held_up = holding_up(found, standings(found, tables.evidence(), int(time.time() * 1e6)))
+    stopped = [each for of_group in held_up.values() for each in of_group if each.standing in TROUBLES]
+    for each in stopped:
+        say(f"{each.group}: {each.name} {each.standing}{f': {each.reason}' if each.reason else ''}", err=True)
+    if stopped:
+        say(f"no share is raised: {counted(len(stopped), 'gateway')} did not take what {file} wants", err=True)
+        raise click.exceptions.Exit(FINDING)
+    shares = {}
+    for number, group in enumerate(found.groups):
+        waits_for = held_up[group.name]
+        if group.share == WHOLE:
+            say(f"{group.name}: all of its gateways may have it")
+        elif waits_for:
+            others = f" and {len(waits_for) - 1} more" if len(waits_for) > 1 else ""
+            first = waits_for[0]
+            say(f"{group.name}: {group.share} per cent until these are good: {first.name} ({first.standing}){others}")
+        else:
+            shares[number] = min(group.share + by, WHOLE)
+            say(f"{group.name}: from {group.share} to {shares[number]} per cent")
+    if shares:
+        _write_shares(file, found, shares)
+        say(f"{file} has the serial number {found.serial + 1} now: sign it, and put both files into the folder")
+
+
+def _write_shares(file: Path, before: Fleet, shares: Mapping[int, int]) -> None:
+    """Write shares by the number of their group, and the next serial number. All else stays as it was written."""
+    text = file.read_text(encoding="utf-8-sig")
+    lines, places = text.split("\n"), lines_of(text)
+    numbers: dict[Place, int] = {("groups", number, "share"): share for number, share in shares.items()}
+    for place, number in {("serial",): before.serial + 1, **numbers}.items():
+        if place in places:
+            line = places[place] - 1
+            lines[line] = re.sub(r"(=\s*)[\d_]+", rf"\g<1>{number}", lines[line], count=1)
+    groups = tuple(replace(group, share=shares.get(at, group.share)) for at, group in enumerate(before.groups))
+    text = "\n".join(lines)
+    if fleet_file.parse(text, file) != replace(before, serial=before.serial + 1, groups=groups):
+        raise click.ClickException(f"{file} is written in a form that this command does not change: raise it by hand")
+    with replaced(file) as part:
+        part.write_text(text, encoding="utf-8")
 
 
 def _loaded(file: Path) -> Fleet:

@@ -1,6 +1,6 @@
 """Finds how gateways stand to a fleet's file: who has what it wants, who waits, and who went back and why."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Final, NamedTuple
 
 from gateway.fleet_file import Fleet, Group
@@ -32,6 +32,11 @@ class Standing(NamedTuple):
     reason: str | None
     """Why, in the gateway's words."""
 
+    @property
+    def name(self) -> str:
+        """The gateway as the file names it."""
+        return f"{self.namespace}/{self.gateway}"
+
 
 COLUMNS: Final = dict.fromkeys(Standing._fields, "VARCHAR")
 """Columns of a table of `Standing`s in DuckDB."""
@@ -44,6 +49,16 @@ def standings(fleet: Fleet, evidence: Evidence, now_us: int) -> list[Standing]:
     """
     order = {group.name: number for number, group in enumerate(fleet.groups)}
     return sorted(_each(fleet, evidence, now_us), key=lambda each: (order[each.group], each.namespace, each.gateway))
+
+
+def holding_up(fleet: Fleet, told: Iterable[Standing]) -> dict[str, list[Standing]]:
+    """Return by group the gateways of its share that do not have what it wants: they hold up a larger share."""
+    groups = {group.name: group for group in fleet.groups}
+    found: dict[str, list[Standing]] = {name: [] for name in groups}
+    for each in told:
+        if each.standing != "good" and groups[each.group].is_drawn(each.name):
+            found[each.group].append(each)
+    return found
 
 
 def _each(fleet: Fleet, evidence: Evidence, now_us: int) -> Iterator[Standing]:

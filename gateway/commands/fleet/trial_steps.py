@@ -22,7 +22,7 @@ from gateway.commands.update.trial import LOOK_S, TRIAL_S
 from gateway.host import fleet_report, service
 from gateway.host.fleet_report import FleetReport, Result, Trial
 from gateway.host.service import ServiceError
-from gateway.host.terminal_text import harmless
+from gateway.host.terminal_text import harmless, span
 
 STARTS_MAX: Final = 3
 """Starts that a change has. A hang or a power cut takes one."""
@@ -126,7 +126,7 @@ def _judge(report: FleetReport, trial: Trial, change: Change, since_s: float) ->
     until_s = time.monotonic() + TRIAL_S
     while lacks := list(box_now.lacking(trial.before, since_s)):
         if time.monotonic() > until_s:
-            return _go_back(report, change, f"within {TRIAL_S / 60:.0f} minutes {'; '.join(lacks)}")
+            return _go_back(report, change, f"within {span(TRIAL_S)} {'; '.join(lacks)}")
         time.sleep(LOOK_S)
     if change.stands() != "new":
         # Also if somebody has put the former state back: nobody works against a person.

@@ -53,8 +53,8 @@ class Site:
 
     def gateway(self, name: str, version: str, fleet: dict[str, Any] | None) -> None:
         body = {**hostile.STATE, "version": version, "fleet": fleet}
-        at_us = microseconds(NOON)
-        edge = Edge(at_us, 500, "synced", name, "boot-1", 10**12, None)
+        at_us = microseconds(NOON) + self.warehouse.ordinal
+        edge = Edge(at_us, 500, "synced", name, "boot-1", 10**12 + self.warehouse.ordinal, None)
         for kind, value in ((HEARTBEAT_TYPE, NOTHING_WAITS), (STATE_TYPE, json.dumps(body).encode())):
             place = (at_us, "gateway-events", 0, 0)
             self._states.take([GatewayEvent(kind, "plant", name, "0011", place, edge, value)], {})
@@ -163,3 +163,57 @@ def test_a_signature_is_one_that_updates_are_verified_by(tmp_path: Path) -> None
     assert shown.exit_code == 3
     assert "is no Ed25519 key that signs updates" in shown.stderr
     assert file.with_name("fleet.toml.sig").read_bytes() == signature, "the former one stays"
+
+
+def raised(site: Site, file: Path, *words: str) -> Result:
+    return asked("raise", file, "--warehouse", site.warehouse.path, *words)
+
+
+def test_a_share_is_raised_once_all_of_it_are_good(site: Site, tmp_path: Path) -> None:
+    """Each gateway that is drawn has to be good. The file is otherwise left as a person wrote it."""
+    file = tmp_path / "fleet.toml"
+    head, _, last = TEXT.replace("share = 0", "share = 0   # nobody yet").rpartition("[[groups]]")
+    text = f"{head.partition('[[groups]]')[0]}[[groups]]{last}"
+    file.write_text(text)
+    (group,) = parse(text, file).groups
+    for name in "abc":
+        site.gateway(name, "1.1.0", told(group.wish, "waits"))
+    shown = raised(site, file, "--by", "60")
+    assert (shown.exit_code, shown.stdout.splitlines()[0]) == (0, "others: from 0 to 60 per cent")
+    assert file.read_text() == text.replace("serial = 8", "serial = 9").replace("share = 0 ", "share = 60 ")
+    (group,) = parse(file.read_text(), file).groups
+    drawn = [name for name in "abc" if group.is_drawn(f"plant/{name}")]
+    assert drawn, "these names are drawn by this wish"
+    for left in range(len(drawn), 0, -1):
+        shown = raised(site, file)
+        assert shown.exit_code == 0
+        more = f" and {left - 1} more" if left > 1 else ""
+        first = drawn[len(drawn) - left]
+        assert shown.stdout == f"others: 60 per cent until these are good: plant/{first} (waits){more}\n"
+        site.gateway(first, "1.1.0", told(group.wish, "good"))
+    assert raised(site, file, "--by", "50").exit_code == 0
+    whole = parse(file.read_text(), file)
+    assert (whole.serial, whole.groups[0].share) == (10, 100)
+    assert raised(site, file).stdout == "others: all of its gateways may have it\n"
+    assert parse(file.read_text(), file) == whole
+
+
+def test_no_share_is_raised_if_any_gateway_went_back(site: Site, tmp_path: Path) -> None:
+    file = tmp_path / "fleet.toml"
+    file.write_text(TEXT)
+    site.gateway("a", "1.2.0", told(FIRST.wish, "good"))
+    site.gateway("b", "1.1.0", told(FIRST.wish, "went-back", "no reading came in"))
+    shown = raised(site, file)
+    assert shown.exit_code == 1
+    assert shown.stderr.startswith("first: plant/b went-back: no reading came in\nno share is raised: 1 gateway")
+    assert file.read_text() == TEXT
+
+
+def test_a_file_in_another_form_is_left_to_its_owner(site: Site, tmp_path: Path) -> None:
+    file = tmp_path / "fleet.toml"
+    text = 'serial = 8\ngroups = [{name = "all", gateways = ["plant/*"], version = "1.2.0", share = 5}]\n'
+    file.write_text(text)
+    shown = raised(site, file)
+    assert shown.exit_code != 0
+    assert "raise it by hand" in shown.stderr
+    assert file.read_text() == text

@@ -63,13 +63,13 @@ def test_settings_that_are_not_good_are_taken_back_and_not_tried_again(box: Flee
     shown = box.pull()
     assert shown.exit_code == 1
     assert told(box) == ("went-back", "")
-    assert box.report.reason == "within 5 minutes Kafka is not reached, and was before"
+    assert box.report.reason == "within 5 min Kafka is not reached, and was before"
     assert (box.text, box.running, box.restarts) == (before, before, 2)
     assert TRIAL_S < box.now_s < 2 * TRIAL_S
     folder.publish(LINGER, serial=2)
     box.pull()
     assert (told(box), box.restarts, box.report.serial) == (("went-back", ""), 2, 2)
-    assert box.report.reason == "within 5 minutes Kafka is not reached, and was before", "the reason is told still"
+    assert box.report.reason == "within 5 min Kafka is not reached, and was before", "the reason is told still"
     box.judged = lambda _: WELL
     folder.publish(LINGER, serial=3, more="attempt = 2")
     box.pull()
