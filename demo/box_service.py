@@ -1,22 +1,24 @@
-"""Runs one box's daemon as systemd does: ready when it says so, fed, started again when it ends, and asked by `systemctl`.
+"""Runs one box's daemon as systemd does: takes its word that it is ready and alive, and starts it again if it ends.
 
-Of systemctl there is what `sluice fleet pull` needs: `try-restart` and `show` of `gateway.host.service`.
+`ask` answers in place of `systemctl`, as far as `sluice fleet pull` asks: `try-restart` and `show`.
 """
 
 import hashlib
 import json
 import signal
 import socket
-import subprocess
 import threading
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from types import TracebackType
-from typing import Final, Self
+from typing import TYPE_CHECKING, Final, Self
 
 from demo import child_process
+
+if TYPE_CHECKING:
+    import subprocess
 
 WATCHDOG_S: Final = 3.0
 """Time-out of the watchdog. The daemon feeds it three times as often."""

@@ -2,6 +2,7 @@
 
 import asyncio
 import subprocess
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,6 +10,10 @@ from types import TracebackType
 from typing import Self
 
 from demo import child_process
+
+INSTALL = "Run `make demo`, which installs what is missing, and see the log."
+COMMANDS = Path(sys.executable).parent
+"""Folder of `sluice` and its like: that of the Python that runs this."""
 
 
 class DemoError(Exception):

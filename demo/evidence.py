@@ -27,12 +27,12 @@ from demo.audit import (
     verdict,
 )
 from demo.child_process import log_tail
-from demo.children import DemoError
+from demo.children import COMMANDS, DemoError
 from demo.chronicle import Chronicle
 from demo.demo_settings import DemoSettings
 from demo.progress import Progress
 from demo.report import Story, report_page
-from demo.run import COMMANDS, EXPORT_S_MAX, Folder, Run, board_kind, board_ledgers
+from demo.run import EXPORT_S_MAX, Folder, Run, board_kind, board_ledgers
 from demo.time_audit import TimeAudit, audit_times, read_taken
 
 LOOK_UPS: Mapping[str, tuple[str, ...]] = {
@@ -62,22 +62,30 @@ async def conclude(run: Run) -> bool:
 
 async def gather(run: Run) -> Evidence:
     """Read the ledgers, Kafka and the table."""
-    progress, folder = run.progress, run.folder
+    folder = run.folder
+    records, readings = await arrived(run.children, folder, run.progress, run.cloud.broker.bootstrap)
+    fleet = read_ledgers(folder.fleet_ledger) if run.settings.sensors else []
+    taken = read_taken(folder.fleet_samples, sorted(folder.boards.glob("*.samples")))
+    return Evidence(board_ledgers(folder), fleet, records, readings, taken)
+
+
+async def arrived(
+    children: Children, folder: Folder, progress: Progress, bootstrap: str
+) -> tuple[list[KafkaReading], list[TableReading]]:
+    """Read what is in Kafka and in the table. Raises DemoError."""
     with progress.step("Audit: ask Spark for the table `readings`") as step:
         command = (sys.executable, "-m", "demo.readings_export", folder.warehouse, folder.table)
         said = folder.logs / "export.said"
         step.state = lambda: log_tail(said, lines=1) or "another JVM starts, with a Spark of its own"
-        child = run.children.start("export", command, "See what Spark says.", output=said)
-        if await run.children.finish(child, EXPORT_S_MAX) != 0:
+        child = children.start("export", command, "See what Spark says.", output=said)
+        if await children.finish(child, EXPORT_S_MAX) != 0:
             raise DemoError("the table `readings` could not be read", child.advice, child.log)
         readings = read_table(folder.table)
         step.result = f"{len(readings):,} rows"
     with progress.step("Audit: read Kafka from the beginning") as step:
-        records = await read_kafka(run.broker.bootstrap)
+        records = await read_kafka(bootstrap)
         step.result = f"{len(records):,} records"
-    fleet = read_ledgers(folder.fleet_ledger) if run.settings.sensors else []
-    taken = read_taken(folder.fleet_samples, sorted(folder.boards.glob("*.samples")))
-    return Evidence(board_ledgers(folder), fleet, records, readings, taken)
+    return records, readings
 
 
 def publish(

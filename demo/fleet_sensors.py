@@ -7,6 +7,7 @@ import asyncio
 import json
 import signal
 import sys
+from functools import partial
 from pathlib import Path
 
 from sluice_sim.fleet import FleetOptions, Progress, run_fleet
@@ -30,7 +31,7 @@ async def run(sensors: int, ledgers: Path, ports: list[int]) -> None:
     async with asyncio.TaskGroup() as fleets:
         for port in ports:
             options = FleetOptions("127.0.0.1", port, sensors, INTERVAL_MS, ledger=ledgers / f"{port}.jsonl")
-            fleets.create_task(run_fleet(options, stopping, lambda told, port=port: last.update({port: told})))
+            fleets.create_task(run_fleet(options, stopping, partial(last.__setitem__, port)))
     teller.cancel()
 
 

@@ -1,22 +1,19 @@
 """Runs the demo in the order in which it happens: Kafka, cloud, gateway, sensors, outage, drain."""
 
 import asyncio
-import json
-import os
 import signal
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from aiokafka.errors import KafkaError
-
 from demo import kafka_broker
 from demo.audit import Ledger, read_ledgers
-from demo.children import Child, Children, DemoError
+from demo.children import COMMANDS, INSTALL, Child, Children, DemoError
 from demo.chronicle import Chronicle, Sample
+from demo.cloud_side import CloudSide, JsonLines
 from demo.demo_settings import DemoSettings
 from demo.gateway_config import render_gateway_config
 from demo.kafka_broker import HOST, OwnBroker, free_ports
@@ -35,29 +32,18 @@ BOARD_NAMES: Mapping[Build, str] = {"serial": "board-", "mqtt": "wifi-"}
 KILLED_FOR_S = 3.0
 """Seconds for which the gateway stays dead after `kill -9`."""
 SAMPLE_INTERVAL_MS = 1_000
-STREAMS = Path(__file__).parent / "streams.toml"
-"""Declarations with windows of 10 s: a run would fill only two of the usual minute."""
 LEDGER_INTERVAL_S = 1.0
 """Seconds between two looks at the boards' ledgers. A board writes its ledger twice as often."""
 BOARDS_SETTLE_LOOKS_MAX = 15
 """Looks at the ledgers before the boards are switched off. What a board still holds stays with it, unacknowledged."""
 
 GATEWAY_START_S_MAX = 30.0
-KAFKA_SILENT_S_MAX = 20.0
-"""Seconds that Kafka may leave `_watch` without an answer: a machine short of CPU does not end the demo."""
 SENSORS_STOP_S_MAX = 40.0
 GATEWAY_STOP_S_MAX = 20.0
 INGEST_STOP_S_MAX = 60.0
 COMMAND_S_MAX = 120.0
 """Seconds that a command to a board may take, with the start of the program that sends it."""
-STANDSTILL_S_MAX = 180.0
-"""Seconds in which something must move. If the gateway has just started, a reading may wait up to a minute for its
-sensor's clock; and on a busy machine Spark may write nothing for two minutes."""
 EXPORT_S_MAX = 180.0
-
-INSTALL = "Run `make demo`, which installs what is missing, and see the log."
-COMMANDS = Path(sys.executable).parent
-"""Folder of `sluice` and its like: that of the Python that runs this."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,25 +105,6 @@ class Folder:
         return self.root / "report.html"
 
 
-class JsonLines:
-    """Reads the lines that a program adds to a file of JSON lines, as they come."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._offset = 0
-
-    def new(self) -> list[dict[str, object]]:
-        """Return the whole lines since the last call that are JSON objects."""
-        if not self._path.exists():
-            return []
-        with self._path.open("rb") as file:
-            file.seek(self._offset)
-            whole, newline, _ = file.read().rpartition(b"\n")
-        self._offset += len(whole) + len(newline)
-        objects = (json.loads(line) for line in whole.splitlines() if line.startswith(b"{"))
-        return [each for each in objects if isinstance(each, dict)]
-
-
 @dataclass(slots=True)
 class Sensors:
     """The programs that measure."""
@@ -155,19 +122,10 @@ class Run:
     progress: Progress
     children: Children
     uplink: Uplink
-    broker: OwnBroker
-    kafka: KafkaEnds
+    cloud: CloudSide
     mqtt_port: int
     chronicle: Chronicle = field(default_factory=Chronicle)
-    ends: dict[tuple[str, int], int] = field(default_factory=dict)
-    """Kafka's end offsets as last seen, by topic and partition."""
-    ingested: dict[tuple[str, int], int] = field(default_factory=dict)
-    """Offsets that the ingest job last reported, by topic and partition."""
     buffered: int | None = None
-    looks: int = 0
-    """Looks of `_watch` that Kafka has answered."""
-    kafka_silent_since_s: float | None = None
-    """Monotonic time at which Kafka first did not answer `_watch`; None once it has answered again."""
     gateway: Child | None = None
 
 
@@ -186,7 +144,8 @@ async def measured_run(settings: DemoSettings, folder: Folder, progress: Progres
             step.result = f"{broker.bootstrap}; the gateway reaches it through a line that can be cut"
         progress.figures.uplink = "up"
         async with KafkaEnds(broker.bootstrap) as kafka:
-            run = Run(settings, folder, progress, children, uplink, broker, kafka, mqtt_port=free_ports(1)[0])
+            cloud = CloudSide(broker, kafka, folder.warehouse, folder.logs, progress.figures)
+            run = Run(settings, folder, progress, children, uplink, cloud, mqtt_port=free_ports(1)[0])
             async with asyncio.TaskGroup() as tasks:
                 watch = tasks.create_task(_watch(run), name="watch")
                 await _measure(run)
@@ -198,7 +157,7 @@ async def _measure(run: Run) -> None:
     """Run from the start of the cloud side to the last reading in its table."""
     settings, progress, chronicle = run.settings, run.progress, run.chronicle
     with progress.step("Start the cloud side: PySpark reads Kafka and writes Delta tables") as step:
-        ingest = _start_ingest(run)
+        ingest = run.cloud.start_ingest(run.children)
         step.result = "its JVM takes a while, the others need not wait for it"
     with progress.step("Start the gateway, `sluice run`") as step:
         await _start_gateway(run)
@@ -223,20 +182,14 @@ async def _measure(run: Run) -> None:
         chronicle.sampling_until_us = now_us()
         await _stop_sensors(run, sensors)
     with progress.step("Wait until the buffer is empty"):
-        await _until(
-            run, lambda: run.buffered == 0, lambda: run.buffered, "the buffer does not become empty", run.gateway
+        await run.cloud.until(
+            lambda: run.buffered == 0, lambda: run.buffered, "the buffer does not become empty", run.gateway
         )
         chronicle.drained_us = now_us()
     with progress.step("Wait until the tables hold what Kafka holds") as step:
-        step.state = lambda: ingest_state(run)
-        await _until(
-            run,
-            lambda: _is_ingested(run),
-            lambda: (dict(run.ingested), files_written(run.folder.warehouse)),
-            "the ingest job does not catch up with Kafka",
-            ingest,
-        )
-        step.result = f"{sum(run.ends.values()):,} records"
+        step.state = run.cloud.in_words
+        await run.cloud.until_ingested(ingest)
+        step.result = f"{sum(run.cloud.ends.values()):,} records"
     with progress.step("Stop the gateway and the ingest job, which finishes its batch first"):
         await _stop_gateway_and_ingest(run, ingest)
 
@@ -254,16 +207,6 @@ async def _start_kafka(folder: Folder, children: Children, uplink: Uplink) -> Ow
     assert broker.gateway_listener_port is not None  # noqa: S101 - asked for above
     uplink.open(broker.gateway_listener_port)
     return broker
-
-
-def _start_ingest(run: Run) -> Child:
-    command = (COMMANDS / "sluice-cloud", "ingest", "--bootstrap", run.broker.bootstrap)
-    return run.children.start(
-        "ingest",
-        (*command, "--warehouse", run.folder.warehouse, "--streams", STREAMS, "--json"),
-        INSTALL,
-        output=run.folder.logs / "ingest.jsonl",
-    )
 
 
 async def _start_gateway(run: Run) -> None:
@@ -357,12 +300,11 @@ async def _switch_on(run: Run, device: str) -> None:
     words = ("command", device, "led=1", "--gateway", "demo-gateway", "--namespace", "demo", "--wait")
     sender = run.children.start(
         "command",
-        (COMMANDS / "sluice-cloud", *words, "--bootstrap", run.broker.bootstrap),
+        (COMMANDS / "sluice-cloud", *words, "--bootstrap", run.cloud.broker.bootstrap),
         "See what the command says, and gateway.log.",
     )
     await run.children.finish_well(sender, COMMAND_S_MAX)
-    await _until(
-        run,
+    await run.cloud.until(
         lambda: led_is_on(run.folder.boards / f"{device}.faults"),
         lambda: None,
         f"{device} has acknowledged a command, and its LED stays off",
@@ -458,120 +400,32 @@ def board_ledgers(folder: Folder) -> list[Ledger]:
     return [ledger for path in sorted(folder.boards.glob("*.ledger")) for ledger in read_ledgers(path)]
 
 
-def _is_ingested(run: Run) -> bool:
-    """Whether the ingest job has reported every offset that Kafka has. As the buffer is empty, no more come."""
-    return bool(run.ends) and all(run.ingested.get(place, 0) >= end for place, end in run.ends.items())
-
-
-def ingest_state(run: Run) -> str:
-    """Say how far the ingest job has come. It reports only after each batch, so the files that it writes count too."""
-    figures = run.progress.figures
-    words = f"PySpark has told of {figures.in_table or 0:,} of {figures.in_kafka or 0:,} records, after each batch"
-    written = files_written(run.folder.warehouse)
-    if not written:
-        return f"{words}; it has written nothing yet"
-    newest = max(written, key=written.__getitem__)
-    ago_s = max(0.0, time.time() - written[newest])
-    return f"{words}; it has written {len(written)} files, the last one {ago_s:.0f} s ago in {newest.parts[0]}/"
-
-
-def files_written(folder: Path) -> dict[Path, float]:
-    """Find the files below a folder that are not hidden, with the last write of each in seconds since 1970."""
-    written = {}
-    # Not Path.rglob, which raises if a folder goes away meanwhile, as Spark's temporary ones do.
-    for parent, _, names in os.walk(folder):
-        for path in (Path(parent, name) for name in names if not name.startswith(".")):
-            with suppress(FileNotFoundError):  # it got its final name just now
-                written[path.relative_to(folder)] = path.stat().st_mtime
-    return written
-
-
-async def _until(
-    run: Run, condition: Callable[[], bool], state: Callable[[], object], words: str, child: Child | None
-) -> None:
-    """Wait until a look of `_watch` fulfils a condition, for as long as the state changes now and then.
-
-    Raises:
-        DemoError: nothing changed for STANDSTILL_S_MAX.
-    """
-    last, changed = state(), time.monotonic()
-    # The look that is under way may have seen an earlier state; the next one has not.
-    fresh = run.looks + 2
-    while run.looks < fresh or not condition():
-        if (now := state()) != last:
-            last, changed = now, time.monotonic()
-        if time.monotonic() - changed > STANDSTILL_S_MAX:
-            raise DemoError(
-                f"{words}: for {STANDSTILL_S_MAX:.0f} s nothing has changed",
-                "On a slow machine try fewer sensors: DEMO_SENSORS=50.",
-                None if child is None else child.log,
-            )
-        await asyncio.sleep(0.5)
-
-
 async def _watch(run: Run) -> None:
     """Look twice a second whether all programs are there, and renew the figures."""
     fleet = JsonLines(run.folder.logs / "fleet.jsonl")
-    ingest = JsonLines(run.folder.logs / "ingest.jsonl")
     figures = run.progress.figures
     fleet_size = acknowledged = 0
     while True:
         run.children.check()
-        answered = await _ask_kafka(run)
-        for line in ingest.new():
-            _note_batch(run, line)
+        answered = await run.cloud.look()
         for line in fleet.new():
-            fleet_size, acknowledged = _number(line["sensors"]), _number(line["acknowledged"])
+            fleet_size, acknowledged = number(line["sensors"]), number(line["acknowledged"])
         boards = board_ledgers(run.folder)
         figures.sensors = fleet_size + len({ledger.device for ledger in boards})
         figures.acknowledged = acknowledged + sum(ledger.acknowledged_count for ledger in boards)
-        status = await asyncio.to_thread(_buffer_status, run.folder.buffer)
+        status = await asyncio.to_thread(buffer_status, run.folder.buffer)
         run.buffered = None if status is None else status.rows
         oldest_us = None if status is None else status.oldest_wall_us
         figures.buffered = run.buffered
         figures.oldest_s = None if oldest_us is None else (now_us() - oldest_us) / 1e6
-        figures.in_kafka = sum(run.ends.values())
         if run.gateway is not None and (written := written_bytes(run.gateway.process.pid)):
             run.chronicle.written[run.gateway.process.pid] = written
         run.chronicle.samples.append(Sample(now_us(), run.buffered, figures.in_kafka, figures.in_table))
-        run.looks += answered
+        run.cloud.looks += answered
         await asyncio.sleep(WATCH_INTERVAL_S)
 
 
-async def _ask_kafka(run: Run) -> bool:
-    """Read how far Kafka's topics reach. Returns whether Kafka answered.
-
-    Raises:
-        DemoError: it has not answered for `KAFKA_SILENT_S_MAX`.
-    """
-    try:
-        ends = await run.kafka.read()
-    except KafkaError as error:
-        now_s = time.monotonic()
-        if run.kafka_silent_since_s is None:
-            run.kafka_silent_since_s = now_s
-        if now_s - run.kafka_silent_since_s < KAFKA_SILENT_S_MAX:
-            return False
-        words = f"Kafka has not answered for {KAFKA_SILENT_S_MAX:.0f} s: {error!r}"
-        raise DemoError(words, "See what the broker says.", run.broker.log) from error
-    run.kafka_silent_since_s = None
-    run.ends = {tuple(place): end for place, end in ends.items()}
-    return True
-
-
-def _note_batch(run: Run, line: dict[str, object]) -> None:
-    """Take in one line of `sluice-cloud ingest --json`."""
-    offsets = line.get("end_offsets")
-    if not isinstance(offsets, dict):  # it says that it has started
-        return
-    for topic, partitions in offsets.items():
-        for partition, offset in partitions.items():
-            run.ingested[(topic, int(partition))] = offset
-    readings = {place: offset for place, offset in run.ingested.items() if place in run.ends}
-    run.progress.figures.in_table = sum(readings.values())
-
-
-def _buffer_status(path: Path) -> BufferStatus | None:
+def buffer_status(path: Path) -> BufferStatus | None:
     """Read the buffer's status; None while there is no file, or while it is being made."""
     try:
         return read_status(path)
@@ -579,7 +433,7 @@ def _buffer_status(path: Path) -> BufferStatus | None:
         return None
 
 
-def _number(value: object) -> int:
+def number(value: object) -> int:
     if not isinstance(value, int):
         raise TypeError(f"a number was expected, not {value!r}")
     return value

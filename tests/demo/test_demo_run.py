@@ -15,13 +15,15 @@ from aiokafka import TopicPartition
 from aiokafka.errors import KafkaConnectionError
 from rich.console import Console
 
+from demo import cloud_side
 from demo import run as demo_run
 from demo.children import Child, Children, DemoError
+from demo.cloud_side import CloudSide, JsonLines
 from demo.demo_settings import DemoSettings
 from demo.kafka_broker import OwnBroker
 from demo.kafka_ends import KafkaEnds
 from demo.progress import Progress
-from demo.run import Folder, JsonLines, Run
+from demo.run import Folder, Run
 from demo.uplink import Uplink
 from sluice_sim import avr
 from tests.support.waiting import patience
@@ -158,13 +160,13 @@ async def test_a_wait_for_spark_tells_what_moves_although_no_batch_has_ended(
     async with watched(tmp_path, DeafKafka(failures=0), monkeypatch) as run:
         run.progress.figures.in_kafka = 12_226
         words = "PySpark has told of 0 of 12,226 records, after each batch; it has written "
-        assert demo_run.ingest_state(run) == f"{words}nothing yet"
+        assert run.cloud.in_words() == f"{words}nothing yet"
         for name, age_s in (("log/part-0.parquet", 5), ("windows/part-0.parquet", 3), ("log/.part-0.parquet.crc", 1)):
             path = run.folder.warehouse / name
             path.parent.mkdir(parents=True, exist_ok=True)
             path.touch()
             os.utime(path, (0, time.time() - age_s))
-        assert re.fullmatch(f"{words}2 files, the last one [3-9] s ago in windows/", demo_run.ingest_state(run))
+        assert re.fullmatch(f"{words}2 files, the last one [3-9] s ago in windows/", run.cloud.in_words())
 
 
 def broker_that_ended(log: Path) -> OwnBroker:
@@ -180,7 +182,8 @@ async def watched(folder: Path, kafka: KafkaEnds, monkeypatch: pytest.MonkeyPatc
     progress = Progress(Console(file=io.StringIO()))
     async with Uplink() as uplink, Children(folder) as children:
         settings = DemoSettings(60, 20, 1, 0, 0, kill=False)
-        yield Run(settings, Folder(folder), progress, children, uplink, broker, kafka, mqtt_port=1883)
+        cloud = CloudSide(broker, kafka, folder / "warehouse", folder, progress.figures)
+        yield Run(settings, Folder(folder), progress, children, uplink, cloud, mqtt_port=1883)
 
 
 async def test_a_broker_that_does_not_answer_for_a_moment_does_not_end_the_demo(
@@ -189,22 +192,22 @@ async def test_a_broker_that_does_not_answer_for_a_moment_does_not_end_the_demo(
     async with watched(tmp_path, DeafKafka(failures=3), monkeypatch) as run:
         watch = asyncio.create_task(demo_run._watch(run))
         async with asyncio.timeout(patience(10)):
-            while run.looks < 2 and not watch.done():
+            while run.cloud.looks < 2 and not watch.done():
                 await asyncio.sleep(0.01)
         assert not watch.done()
         watch.cancel()
-        assert run.ends == {("device-thermo", 0): 7}
+        assert run.cloud.ends == {("device-thermo", 0): 7}
         # The buffer was looked at all the while, but only looks that Kafka answered count.
-        assert len(run.chronicle.samples) >= run.looks + 3
-        assert run.kafka_silent_since_s is None
+        assert len(run.chronicle.samples) >= run.cloud.looks + 3
+        assert run.cloud.silent_since_s is None
 
 
 async def test_a_broker_that_stays_silent_fails_the_demo_and_its_log_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(demo_run, "KAFKA_SILENT_S_MAX", 0.05)
+    monkeypatch.setattr(cloud_side, "KAFKA_SILENT_S_MAX", 0.05)
     async with watched(tmp_path, DeafKafka(failures=10**9), monkeypatch) as run:
         with pytest.raises(DemoError, match="no broker answers") as error:
             await asyncio.wait_for(demo_run._watch(run), patience(10))
         assert error.value.log == tmp_path / "kafka.log"
-        assert run.looks == 0
+        assert run.cloud.looks == 0
