@@ -10,10 +10,11 @@ from pathlib import Path
 
 from rich.console import Console
 
-from demo import child_process
+from demo import child_process, fleet_evidence
 from demo.children import DemoError
 from demo.demo_settings import DemoSettings, DemoSettingsError, demo_settings
 from demo.evidence import conclude
+from demo.fleet_run import rolled_out
 from demo.kafka_broker import BrokerError
 from demo.progress import Progress
 from demo.run import Folder, measured_run
@@ -77,6 +78,9 @@ async def _run_until_stopped(settings: DemoSettings, folder: Folder, progress: P
 
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stop)
+    if settings.fleet:
+        async with rolled_out(settings, folder, progress) as fleet:
+            return 0 if await fleet_evidence.conclude(fleet) else FAILED
     async with measured_run(settings, folder, progress) as run:
         return 0 if await conclude(run) else FAILED
 

@@ -20,6 +20,8 @@ FED_S = 4.0
 """Seconds for which a daemon has to run to be well, in place of a minute."""
 LOOK_S = 1.0
 """Seconds between two looks of the judge, and of the daemon at its own state, in place of two and of sixty."""
+EFFORT_SHARE = 5
+"""Least rest of the daemon after a look at its state, as a multiple of its effort, in place of 50."""
 
 
 def main() -> None:
@@ -67,7 +69,7 @@ def _judge_within(trial_s: float) -> None:
 def _tell_soon() -> None:
     from gateway.health import state_watch  # noqa: PLC0415 - as above
 
-    vars(state_watch).update(LOOK_S=LOOK_S)
+    vars(state_watch).update(LOOK_S=LOOK_S, EFFORT_SHARE=EFFORT_SHARE)
 
 
 if __name__ == "__main__":

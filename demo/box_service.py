@@ -5,11 +5,12 @@
 
 import hashlib
 import json
+import os
 import signal
 import socket
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from types import TracebackType
@@ -33,12 +34,11 @@ _FAILED: Final = (1, "Job for sluice.service failed because the control process 
 class BoxService:
     """One daemon, and a thread that is its systemd. Leaving the `with` stops both."""
 
-    def __init__(self, folder: Path, command: Sequence[str | Path], log: Path, environment: Mapping[str, str]) -> None:
+    def __init__(self, folder: Path, command: Sequence[str | Path], log: Path) -> None:
         """Prepare the service of the box that a folder is."""
         self._folder = folder
         self._command = command
         self._log = log
-        self._environment = environment
         self._leave = threading.Event()
         self._process: subprocess.Popen[bytes] | None = None
         self._ready_us = self._fed_us = 0
@@ -47,23 +47,36 @@ class BoxService:
         self._thread = threading.Thread(target=self._run, name=f"service of {folder.name}")
 
     def __enter__(self) -> Self:
-        self._thread.start()
+        self.start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.leave()
-        self._thread.join()
+        self.join()
+
+    def start(self) -> None:
+        """Begin to start the daemon."""
+        self._thread.start()
 
     def leave(self) -> None:
-        """Begin to stop the daemon. `with` waits for it."""
+        """Begin to stop the daemon."""
         self._leave.set()
+
+    def join(self) -> None:
+        """Wait until the daemon has stopped."""
+        self._thread.join()
 
     @property
     def is_ready(self) -> bool:
         """Whether the daemon runs and has said that it is ready."""
         return self._is_ready
+
+    @property
+    def is_over(self) -> bool:
+        """Whether its thread has ended, and the daemon with it."""
+        return not self._thread.is_alive()
 
     def kill(self) -> None:
         """End the daemon by `kill -9`. It is started again."""
@@ -129,7 +142,7 @@ class BoxService:
         self._is_ready = False
         self.starts += 1
         environment = {
-            **self._environment,
+            **os.environ,
             "NOTIFY_SOCKET": "@" + _address(self._folder, "notify")[1:],
             "WATCHDOG_USEC": str(int(WATCHDOG_S * 1e6)),
         }

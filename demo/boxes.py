@@ -1,13 +1,14 @@
 """Boxes on this machine: each has a gateway of its own, which looks at one folder of the network."""
 
-import os
 import sys
-from collections.abc import Mapping
+import tomllib
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from demo import box
 from demo.box_service import BoxService
+from demo.web_folder import WebFolder
 from gateway.host import fleet_report
 from gateway.host.fleet_report import FleetReport
 
@@ -44,6 +45,7 @@ heartbeat_interval_s = 5.0
 
 [fleet]
 url = "{url}"
+ca = "{ca}"
 """
 
 
@@ -56,8 +58,6 @@ class Box:
     """Port of its MQTT listener."""
     trial_s: float
     """Seconds in which a change has to be found good."""
-    trusted: Path
-    """Certificate that its web server must have."""
 
     @property
     def name(self) -> str:
@@ -67,6 +67,15 @@ class Box:
     @property
     def config(self) -> Path:
         return self.folder / box.CONFIG
+
+    @property
+    def first_settings(self) -> dict[str, Any]:
+        """Settings with which it was set up."""
+        return tomllib.loads(self._first.read_text())
+
+    @property
+    def _first(self) -> Path:
+        return self.folder / "first.toml"
 
     @property
     def buffer(self) -> Path:
@@ -81,24 +90,25 @@ class Box:
         """What became of the fleet's file on it."""
         return fleet_report.read(self.folder / box.REPORT_FOLDER) or FleetReport()
 
-    @property
-    def environment(self) -> Mapping[str, str]:
-        """Environment of each program on the box."""
-        return {**os.environ, "SSL_CERT_FILE": str(self.trusted)}
-
     def command(self, *words: str | Path) -> tuple[str | Path, ...]:
         """The command by which `sluice` runs on the box."""
         return (sys.executable, "-m", "demo.box", self.folder, str(self.trial_s), *words)
 
     def service(self) -> BoxService:
         """Its daemon, to be started."""
-        return BoxService(self.folder, self.command("run", "--config", self.config), self.log, self.environment)
+        return BoxService(self.folder, self.command("run", "--config", self.config), self.log)
 
-    def set_up(self, bootstrap: str, url: str, public_key: str) -> None:
+    def set_up(self, bootstrap: str, web: WebFolder, public_key: str) -> None:
         """Make its folder, with settings and with the key that it trusts."""
         self.folder.mkdir(parents=True)
         (self.folder / box.PUBLIC_KEY).write_text(public_key)
         text = CONFIG.format(
-            namespace=self.folder.name, folder=self.folder, port=self.port, bootstrap=bootstrap, url=url
+            namespace=self.folder.name,
+            folder=self.folder,
+            port=self.port,
+            bootstrap=bootstrap,
+            url=web.url,
+            ca=web.certificate,
         )
         self.config.write_text(text)
+        self._first.write_text(text)

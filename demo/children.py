@@ -3,7 +3,7 @@
 import asyncio
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -56,10 +56,18 @@ class Children:
         patience_s = 5.0 if error is None else 2.0
         await asyncio.shield(asyncio.gather(*(self.stop(child, patience_s) for child in reversed(self._all))))
 
-    def start(self, name: str, command: Sequence[str | Path], advice: str, *, output: Path | None = None) -> Child:
+    def start(
+        self,
+        name: str,
+        command: Sequence[str | Path],
+        advice: str,
+        *,
+        output: Path | None = None,
+        env: Mapping[str, str] | None = None,
+    ) -> Child:
         """Start a program from the event loop's thread (see `child_process.spawn`); its log is `name`.log."""
         log = self._logs / f"{name}.log"
-        return self.adopt(Child(name, child_process.spawn(command, log, output=output), log, advice))
+        return self.adopt(Child(name, child_process.spawn(command, log, output=output, env=env), log, advice))
 
     def adopt(self, child: Child) -> Child:
         """Take over a program that was started elsewhere."""

@@ -7,6 +7,8 @@ BEFORE_S_MIN = 5
 """Least seconds that the sensors run before the outage, and after it: else there is nothing to compare."""
 KILL_OUTAGE_S_MIN = 8
 """Seconds of outage in which there is time to kill the daemon and to start it again."""
+FLEET_MAX = 100
+"""Gateways on one machine: each takes some 50 MB, and a moment of a processor whenever it starts."""
 
 
 class DemoSettingsError(ValueError):
@@ -29,6 +31,12 @@ class DemoSettings:
     """AVR boards that speak MQTT through a modem."""
     kill: bool
     """Whether the daemon is ended by `kill -9` in the outage and started again."""
+    fleet: int = 0
+    """Gateways of the demo of many gateways, which takes changes to them; 0 for the demo of one gateway."""
+    step: int = 45
+    """Per cent of the gateways by which a share of the fleet is raised."""
+    trial_s: int = 30
+    """Seconds in which a change has to be found good on a gateway of the fleet."""
 
     @property
     def boards(self) -> int:
@@ -42,6 +50,9 @@ class DemoSettings:
 
     def in_words(self) -> str:
         """Say what is going to happen."""
+        if self.fleet:
+            killed = "; gateways and their looks at the folder are killed meanwhile" if self.kill else ""
+            return f"a fleet of {self.fleet} gateways, and two changes for it: a good one and a bad one{killed}"
         killed = ", with the gateway killed in it" if self.kill else ""
         return (
             f"{self.serial_sensors} AVR boards on serial lines, {self.wifi_sensors} on MQTT and a fleet of "
@@ -75,6 +86,9 @@ def demo_settings(environment: Mapping[str, str]) -> DemoSettings:
     serial_sensors = number("DEMO_SERIAL_SENSORS", 4, 0, 64)
     wifi_sensors = number("DEMO_WIFI_SENSORS", 2, 0, 64)
     kill = bool(number("DEMO_KILL", 0, 0, 1))
+    fleet = number("FLEET", 0, 0, FLEET_MAX)
+    step = number("DEMO_STEP", 45, 1, 100)
+    trial_s = number("DEMO_TRIAL_S", 30, 10, 300)
     if outage_seconds > seconds - 2 * BEFORE_S_MIN:
         wrong.append(
             f"DEMO_OUTAGE_SECONDS={outage_seconds} leaves less than {BEFORE_S_MIN} s before and after the outage: "
@@ -92,4 +106,4 @@ def demo_settings(environment: Mapping[str, str]) -> DemoSettings:
         )
     if wrong:
         raise DemoSettingsError("\n".join(wrong))
-    return DemoSettings(seconds, outage_seconds, sensors, serial_sensors, wifi_sensors, kill)
+    return DemoSettings(seconds, outage_seconds, sensors, serial_sensors, wifi_sensors, kill, fleet, step, trial_s)

@@ -27,7 +27,7 @@ from demo.audit import (
     verdict,
 )
 from demo.child_process import log_tail
-from demo.children import COMMANDS, DemoError
+from demo.children import COMMANDS, Children, DemoError
 from demo.chronicle import Chronicle
 from demo.demo_settings import DemoSettings
 from demo.progress import Progress

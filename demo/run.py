@@ -140,7 +140,7 @@ async def measured_run(settings: DemoSettings, folder: Folder, progress: Progres
     """
     async with Uplink() as uplink, Children(folder.logs) as children:
         with progress.step("Start Kafka, one real broker, on loopback") as step:
-            broker = await _start_kafka(folder, children, uplink)
+            broker = await start_kafka(folder, children, uplink)
             step.result = f"{broker.bootstrap}; the gateway reaches it through a line that can be cut"
         progress.figures.uplink = "up"
         async with KafkaEnds(broker.bootstrap) as kafka:
@@ -194,18 +194,20 @@ async def _measure(run: Run) -> None:
         await _stop_gateway_and_ingest(run, ingest)
 
 
-async def _start_kafka(folder: Folder, children: Children, uplink: Uplink) -> OwnBroker:
+async def start_kafka(folder: Folder, children: Children, uplink: Uplink | None = None) -> OwnBroker:
+    """Start Kafka, which gateways reach through `uplink` if that is given. Raises BrokerError."""
     files = await asyncio.to_thread(
         kafka_broker.format_storage,
         folder.root / "kafka",
-        gateway_port=uplink.port,
+        gateway_port=None if uplink is None else uplink.port,
         log=folder.logs / "kafka.log",
     )
     broker = kafka_broker.launch_broker(files)
     children.adopt(Child("kafka", broker.process, broker.log, "See what the broker says."))
     await asyncio.to_thread(kafka_broker.wait_until_ready, broker)
-    assert broker.gateway_listener_port is not None  # noqa: S101 - asked for above
-    uplink.open(broker.gateway_listener_port)
+    if uplink is not None:
+        assert broker.gateway_listener_port is not None  # noqa: S101 - asked for above
+        uplink.open(broker.gateway_listener_port)
     return broker
 
 
@@ -434,6 +436,7 @@ def buffer_status(path: Path) -> BufferStatus | None:
 
 
 def number(value: object) -> int:
+    """Take a number of a program's JSON."""
     if not isinstance(value, int):
         raise TypeError(f"a number was expected, not {value!r}")
     return value

@@ -43,12 +43,16 @@ COLUMNS: Final = dict.fromkeys(Standing._fields, "VARCHAR")
 
 
 def standings(fleet: Fleet, evidence: Evidence, now_us: int) -> list[Standing]:
-    """Return how each gateway of the file's groups stands, in the order of groups and gateways.
+    """Return how each gateway of the file's groups stands, those that need somebody first.
 
     Gateways that are retired now are left out.
     """
     order = {group.name: number for number, group in enumerate(fleet.groups)}
-    return sorted(_each(fleet, evidence, now_us), key=lambda each: (order[each.group], each.namespace, each.gateway))
+
+    def place(each: Standing) -> tuple[bool, int, str, str]:
+        return each.standing not in TROUBLES, order[each.group], each.namespace, each.gateway
+
+    return sorted(_each(fleet, evidence, now_us), key=place)
 
 
 def holding_up(fleet: Fleet, told: Iterable[Standing]) -> dict[str, list[Standing]]:

@@ -91,7 +91,7 @@ def test_each_gateway_stands_to_the_file_as_it_told(site: Site) -> None:
         "c": ("others", "not-drawn", "1.1.0", None, None),
         "d": ("others", "good", "1.1.0", None, None),
     }
-    assert [each.gateway for each in site.standings()] == ["a", "b", "lost", "c", "d"]
+    assert [each.gateway for each in site.standings()] == ["b", "a", "lost", "c", "d"]
 
 
 def test_why_a_gateway_went_back_is_told_although_its_folder_is_dead_now(site: Site) -> None:
