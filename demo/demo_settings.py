@@ -7,6 +7,7 @@ BEFORE_S_MIN = 5
 """Least seconds that the sensors run before the outage, and after it: else there is nothing to compare."""
 KILL_OUTAGE_S_MIN = 8
 """Seconds of outage in which there is time to kill the daemon and to start it again."""
+MISTAKES = ("uplink", "sensors")
 FLEET_MAX = 100
 """Gateways on one machine: each takes some 50 MB, and a moment of a processor whenever it starts."""
 
@@ -37,6 +38,8 @@ class DemoSettings:
     """Per cent of the gateways by which a share of the fleet is raised."""
     trial_s: int = 30
     """Seconds in which a change has to be found good on a gateway of the fleet."""
+    mistake: str = "uplink"
+    """What the bad change of the fleet does harm to, of `MISTAKES`."""
 
     @property
     def boards(self) -> int:
@@ -89,6 +92,9 @@ def demo_settings(environment: Mapping[str, str]) -> DemoSettings:
     fleet = number("FLEET", 0, 0, FLEET_MAX)
     step = number("DEMO_STEP", 45, 1, 100)
     trial_s = number("DEMO_TRIAL_S", 30, 10, 300)
+    mistake = environment.get("DEMO_MISTAKE", "").strip() or MISTAKES[0]
+    if mistake not in MISTAKES:
+        wrong.append(f"DEMO_MISTAKE={mistake}: write {' or '.join(MISTAKES)} (default {MISTAKES[0]}).")
     if outage_seconds > seconds - 2 * BEFORE_S_MIN:
         wrong.append(
             f"DEMO_OUTAGE_SECONDS={outage_seconds} leaves less than {BEFORE_S_MIN} s before and after the outage: "
@@ -106,4 +112,6 @@ def demo_settings(environment: Mapping[str, str]) -> DemoSettings:
         )
     if wrong:
         raise DemoSettingsError("\n".join(wrong))
-    return DemoSettings(seconds, outage_seconds, sensors, serial_sensors, wifi_sensors, kill, fleet, step, trial_s)
+    return DemoSettings(
+        seconds, outage_seconds, sensors, serial_sensors, wifi_sensors, kill, fleet, step, trial_s, mistake
+    )

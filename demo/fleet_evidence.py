@@ -32,7 +32,7 @@ def changes_findings(run: FleetRun) -> Iterator[str]:
         yield f"the bad change ended with {in_words(bad.last.standings)}"
     (group,) = load(run.fleet_file).groups
     for box in run.boxes:
-        wanted = with_changes(box.first_settings, {"kafka": tomllib.loads(GOOD)})
+        wanted = with_changes(box.first_settings, GOOD.settings)
         if tomllib.loads(box.config.read_text()) != wanted:
             yield f"{box.name} does not have the settings of the good change, and no others"
         if group.is_drawn(box.name) != (box.report.given_up == group.wish):
@@ -88,4 +88,6 @@ def _tell(run: FleetRun, result: Audit, findings: tuple[str, ...]) -> None:
 def _words_of(roll_out: RollOut) -> str:
     shares = ", ".join(str(step.share) for step in roll_out.steps)
     end = "Then it stopped by itself" if roll_out.has_stopped else "Then all had it"
-    return f"  {roll_out.words} was rolled out to {shares} per cent. {end}: {in_words(roll_out.last.standings)}."
+    return (
+        f"  {roll_out.change.setting} was rolled out to {shares} per cent. {end}: {in_words(roll_out.last.standings)}."
+    )

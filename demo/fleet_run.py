@@ -5,12 +5,14 @@ import json
 import os
 import random
 import shutil
+import tomllib
 from collections import Counter
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from demo import child_process
 from demo.box import FED_S
@@ -33,9 +35,28 @@ from systemd import deb_signing
 SENSORS = 2
 """Sensors of each gateway, with a reading a second each."""
 FIRST_SHARE = 10
-GOOD = "linger_ms = 100"
-BAD = 'bootstrap = ["127.0.0.1:1"]'
-"""Settings of `[kafka]`. Nobody listens at that port."""
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """Settings that the fleet's file wants."""
+
+    section: str
+    setting: str
+    about: str = ""
+    """What is wrong with it."""
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The settings by their section."""
+        return {self.section: tomllib.loads(self.setting)}
+
+
+GOOD = Change("kafka", "linger_ms = 100")
+BAD = {
+    "uplink": Change("kafka", 'bootstrap = ["127.0.0.1:1"]', "nobody listens at that address"),
+    "sensors": Change("mqtt_listener", "anonymous = false", "the sensors here have no passwords"),
+}
 START_S_MAX = 120.0
 LOOK_S_MAX = 240.0
 """Seconds that a look at the folder may take beside the trial: many of them begin at once."""
@@ -65,8 +86,7 @@ class Step:
 class RollOut:
     """A change, and what became of it."""
 
-    words: str
-    """Setting of `[kafka]` that it changes."""
+    change: Change
     steps: list[Step] = field(default_factory=list)
     has_stopped: bool = False
     """Whether `sluice-cloud fleet raise` refused to go on."""
@@ -182,8 +202,9 @@ async def _measure(run: FleetRun) -> None:
         "gateway looks once an hour."
     )
     await _roll_out(run, "A good change", GOOD)
-    progress.note("The next change has a mistake: nobody listens at that address.")
-    await _roll_out(run, "A bad change", BAD)
+    bad = BAD[run.settings.mistake]
+    progress.note(f"The next change has a mistake: {bad.about}.")
+    await _roll_out(run, "A bad change", bad)
     with progress.step("Sensors stop measuring and wait for their last acknowledgements"):
         sensors.expected = False
         sensors.process.terminate()
@@ -230,9 +251,9 @@ def _start_sensors(run: FleetRun) -> Child:
 # -- the owner of the fleet ---------------------------------------------------------------------------
 
 
-async def _roll_out(run: FleetRun, what: str, setting: str) -> None:
-    """Roll a setting out as an owner does who raises the share as long as the gateways are well."""
-    roll_out = RollOut(setting)
+async def _roll_out(run: FleetRun, what: str, change: Change) -> None:
+    """Roll a change out as an owner does who raises the share as long as the gateways are well."""
+    roll_out = RollOut(change)
     run.roll_outs.append(roll_out)
     serial = load(run.fleet_file).serial + 1 if run.fleet_file.exists() else 1
     run.fleet_file.write_text(
@@ -244,14 +265,16 @@ name = "sites"
 gateways = ["*/gateway"]
 share = {FIRST_SHARE}
 
-[groups.settings.kafka]
-{setting}
+[groups.settings.{change.section}]
+{change.setting}
 """
     )
     while not roll_out.has_stopped:
         fleet = load(run.fleet_file)
         share = fleet.groups[0].share
-        with run.progress.step(f"{what} ({setting}), {share} per cent: each gateway looks at the folder") as step:
+        with run.progress.step(
+            f"{what} ({change.setting}), {share} per cent: each gateway looks at the folder"
+        ) as step:
             await _publish(run)
             looks = [asyncio.create_task(_look(run, box)) for box in run.boxes]
             step.state = partial(_looks_in_words, run, looks)

@@ -14,7 +14,7 @@ from demo.kafka_broker import HOST
 
 
 class WebFolder:
-    """A web server, and how much it carried."""
+    """A web server."""
 
     def __init__(self, certificate: Path, port: int) -> None:
         self.certificate = certificate

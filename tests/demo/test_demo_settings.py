@@ -1,6 +1,7 @@
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -33,6 +34,8 @@ def test_every_setting_is_read() -> None:
     settings = demo_settings(environment)
     assert settings == DemoSettings(40, 12, 5, 1, 3, kill=True)
     assert settings.before_s == 14
+    fleet = {"FLEET": "20", "DEMO_STEP": "10", "DEMO_TRIAL_S": "60", "DEMO_MISTAKE": "sensors"}
+    assert demo_settings(environment | fleet) == replace(settings, fleet=20, step=10, trial_s=60, mistake="sensors")
 
 
 @pytest.mark.parametrize(
@@ -40,6 +43,8 @@ def test_every_setting_is_read() -> None:
     [
         ({"DEMO_SECONDS": "soon"}, "DEMO_SECONDS=soon: write a whole number from 15 to 3600"),
         ({"DEMO_SENSORS": "-1"}, "DEMO_SENSORS=-1: write a whole number"),
+        ({"FLEET": "101"}, "FLEET=101: write a whole number from 0 to 100"),
+        ({"DEMO_MISTAKE": "all"}, "DEMO_MISTAKE=all: write uplink or sensors"),
         ({"DEMO_KILL": "yes"}, "DEMO_KILL=yes: write a whole number from 0 to 1"),
         ({"DEMO_SECONDS": "20", "DEMO_OUTAGE_SECONDS": "15"}, "write at most 10, or DEMO_SECONDS=25"),
         ({"DEMO_SECONDS": "20", "DEMO_KILL": "1"}, "write DEMO_OUTAGE_SECONDS=8 or more"),
