@@ -1,4 +1,5 @@
 # make demo   the main job on a fresh machine: sensors → gateway → Kafka → Delta tables, with an outage and an audit
+# make demo FLEET=20   twenty gateways, a change to their settings that goes well and one that goes back (five minutes)
 # make test   every promise and every real part, in small sizes; what it draws is always the same
 # make test-fast   those of its tests that need no server, no Java, no box, no compiler and no whole system, and are quick
 # make test-long   all tests, in their whole sizes, drawn anew each time; as root also the demo on other systems; with npm,

@@ -62,12 +62,14 @@ LOOK_S_MAX = 240.0
 """Seconds that a look at the folder may take beside the trial: many of them begin at once."""
 KILLED_SHARE = 0.4
 """Share of looks that meet a kill, where kills are asked for."""
+JITTER_S = 0.3
+"""Seconds by number of gateways over which their looks are spread. In the field, their timer spreads them."""
 HASTE = 0.05
 """Share of the moments before a trial at which a look is killed."""
 DAEMONS_SHARE = 0.5
 """Share of the kills on trial that hit the daemon, and not the look."""
 WATCH_INTERVAL_S = 1.0
-TABLES_LOOK_S = 2.0
+TABLES_LOOK_S = 4.0
 ALL = ("--json", "--limit", "1000")
 """Options by which a listing of `sluice-cloud` has all rows for a program."""
 ENDED = frozenset({"good", "not-drawn", "went-back", "refused"})
@@ -363,6 +365,7 @@ def in_words(standings: Mapping[str, int]) -> str:
 async def _look(run: FleetRun, box: Box) -> None:
     """Have a box look at the folder, as its timer does. With `kill`, some looks and some daemons are killed."""
     is_killed = run.settings.kill and random.random() < KILLED_SHARE  # noqa: S311
+    await asyncio.sleep(random.uniform(0, JITTER_S * len(run.boxes)))  # noqa: S311
     while True:
         child = run.children.start(f"look-{box.folder.name}", box.command("fleet", "pull"), "See what it says.")
         child.expected = False
@@ -383,9 +386,11 @@ async def _killed(run: FleetRun, box: Box, look: Child) -> bool:
     on_trial = box.report.trial is not None
     if on_trial:
         await asyncio.sleep(random.uniform(0, FED_S))  # noqa: S311
-        if random.random() < DAEMONS_SHARE:  # noqa: S311
+        service = run.services[box]
+        # A service whose start fails is put back at once, and killing it then would look like that.
+        if service.is_ready and random.random() < DAEMONS_SHARE:  # noqa: S311
             run.killed["daemons on trial"] += 1
-            run.services[box].kill()
+            service.kill()
             return False
     if look.process.poll() is not None:
         return False

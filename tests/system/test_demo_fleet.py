@@ -1,4 +1,4 @@
-"""`make demo FLEET=50`: a good change in steps of 10 per cent, bad ones that stop by themselves, and kills meanwhile."""
+"""`make demo FLEET=50`: a good change in steps, bad ones that stop by themselves, and kills meanwhile."""
 
 import json
 import os

@@ -96,7 +96,7 @@ def test_each_gateway_stands_to_the_file_as_it_told(site: Site) -> None:
 
 def test_why_a_gateway_went_back_is_told_although_its_folder_is_dead_now(site: Site) -> None:
     site.gateway("b", "1.1.0", told(FIRST.wish, "went-back", "no reading came in", "the server answers 404"))
-    assert site.standings()[1][3::3] == ("went-back", "no reading came in; the server answers 404")
+    assert site.standings()[0][3::3] == ("went-back", "no reading came in; the server answers 404")
 
 
 def test_a_gateway_that_has_not_taken_in_the_file_says_why(site: Site) -> None:
