@@ -54,7 +54,9 @@ def _be_root(folder: Path) -> None:
 
     vars(os).update(geteuid=lambda: 0)
     vars(box_now).update(as_service=lambda *_: nullcontext())
-    vars(look).update(trusted_keys=lambda _: [folder / PUBLIC_KEY], KEY_FOLDERS=(folder,))
+    vars(look).update(
+        trusted_keys=lambda _: [folder / PUBLIC_KEY], KEY_FOLDERS=(folder,), why_others_could_change=lambda *_: None
+    )
 
 
 def _judge_within(trial_s: float) -> None:

@@ -100,7 +100,8 @@ class BoxService:
                     self._start()
                 with suppress(BlockingIOError):
                     channel, _ = asked.accept()
-                    with channel, suppress(OSError):
+                    # A look that is killed may leave half a question.
+                    with channel, suppress(OSError, ValueError):
                         self._answer(channel, told)
 
     def _answer(self, channel: socket.socket, told: socket.socket) -> None:

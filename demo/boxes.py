@@ -41,7 +41,6 @@ create_topics = true
 one_replica_is_enough = true
 request_timeout_s = 8.0
 backoff_s_max = 2.0
-heartbeat_interval_s = 5.0
 
 [fleet]
 url = "{url}"

@@ -53,6 +53,8 @@ class CloudSide:
     warehouse: Path
     logs: Path
     figures: Figures
+    advice: str
+    """What to do on a machine that is too slow."""
     ends: dict[tuple[str, int], int] = field(default_factory=dict)
     """Kafka's end offsets, by topic and partition."""
     ingested: dict[tuple[str, int], int] = field(default_factory=dict)
@@ -130,7 +132,7 @@ class CloudSide:
             if time.monotonic() - changed > STANDSTILL_S_MAX:
                 raise DemoError(
                     f"{words}: for {STANDSTILL_S_MAX:.0f} s nothing has changed",
-                    "On a slow machine try fewer sensors: DEMO_SENSORS=50.",
+                    self.advice,
                     None if child is None else child.log,
                 )
             await asyncio.sleep(0.5)

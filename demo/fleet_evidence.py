@@ -28,7 +28,7 @@ def changes_findings(run: FleetRun) -> Iterator[str]:
     good, bad = run.roll_outs
     if good.has_stopped or good.last.standings != {"good": len(run.boxes)}:
         yield f"the good change ended with {in_words(good.last.standings)}"
-    if not bad.has_stopped or set(bad.last.standings) - {"went-back", "not-drawn"}:
+    if "no share is raised" not in bad.refusal or set(bad.last.standings) - {"went-back", "not-drawn"}:
         yield f"the bad change ended with {in_words(bad.last.standings)}"
     (group,) = load(run.fleet_file).groups
     for box in run.boxes:

@@ -5,6 +5,7 @@ import json
 import os
 import random
 import shutil
+import time
 import tomllib
 from collections import Counter
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -28,8 +29,9 @@ from demo.run import INGEST_STOP_S_MAX, SENSORS_STOP_S_MAX, Folder, buffer_statu
 from demo.web_folder import WebFolder, web_folder
 from gateway.daemon import control
 from gateway.daemon.control import ControlError
-from gateway.fleet_file import NAME, load
+from gateway.fleet_file import NAME, Fleet, load
 from gateway.host.terminal_text import span
+from spark.commands.fleet_commands import WHOLE
 from systemd import deb_signing
 
 SENSORS = 2
@@ -58,6 +60,7 @@ BAD = {
     "sensors": Change("mqtt_listener", "anonymous = false", "the sensors here have no passwords"),
 }
 START_S_MAX = 120.0
+FEWER = "On a slow machine try fewer gateways: FLEET=10."
 LOOK_S_MAX = 240.0
 """Seconds that a look at the folder may take beside the trial: many of them begin at once."""
 KILLED_SHARE = 0.4
@@ -151,7 +154,7 @@ async def rolled_out(settings: DemoSettings, folder: Folder, progress: Progress)
             step.result = broker.bootstrap
         with web_folder(web_root, owner) as web:
             async with KafkaEnds(broker.bootstrap) as kafka:
-                cloud = CloudSide(broker, kafka, folder.warehouse, folder.logs, progress.figures)
+                cloud = CloudSide(broker, kafka, folder.warehouse, folder.logs, progress.figures, FEWER)
                 boxes = _boxes(settings, folder)
                 run = FleetRun(settings, folder, progress, children, cloud, web, boxes)
                 async with _gateways(run), asyncio.TaskGroup() as tasks:
@@ -234,9 +237,12 @@ async def _start_gateways(run: FleetRun) -> None:
         box.set_up(run.cloud.broker.bootstrap, run.web, public_key)
         run.services[box] = service = box.service()
         service.start()
-    async with asyncio.timeout(START_S_MAX):
-        while not all(service.is_ready for service in run.services.values()):  # noqa: ASYNC110 - they are threads
-            await asyncio.sleep(0.2)
+    until_s = time.monotonic() + START_S_MAX
+    while starting := [box for box, service in run.services.items() if not service.is_ready]:
+        if time.monotonic() > until_s:
+            words = f"{len(starting)} of {len(run.boxes)} gateways did not start within {span(START_S_MAX)}"
+            raise DemoError(words, FEWER, starting[0].log)
+        await asyncio.sleep(0.2)
 
 
 def _start_sensors(run: FleetRun) -> Child:
@@ -271,7 +277,7 @@ share = {FIRST_SHARE}
 {change.setting}
 """
     )
-    while not roll_out.has_stopped:
+    while True:
         fleet = load(run.fleet_file)
         share = fleet.groups[0].share
         with run.progress.step(
@@ -288,16 +294,31 @@ share = {FIRST_SHARE}
             step.state = lambda: "the tables learn what became of it"
             roll_out.steps.append(Step(share, await _told(run)))
             step.result = in_words(roll_out.last.standings)
-        raised = ("fleet", "raise", short(run.fleet_file), "--warehouse", run.folder.warehouse)
-        code, said = await _owner(run, *raised, "--by", str(run.settings.step))
+        if not await _raise_share(run, roll_out, fleet):
+            return
+
+
+async def _raise_share(run: FleetRun, roll_out: RollOut, before: Fleet) -> bool:
+    """Raise the share. Returns whether there is a next step: not if all have the change, or if it has stopped.
+
+    Raises:
+        DemoError: the command failed, or waits for a gateway for STANDSTILL_S_MAX.
+    """
+    words = ("fleet", "raise", short(run.fleet_file), "--warehouse", run.folder.warehouse, "--by")
+    until_s = time.monotonic() + STANDSTILL_S_MAX
+    while True:
+        code, said = await _owner(run, *words, str(run.settings.step))
         if code == 1:
             roll_out.has_stopped, roll_out.refusal = True, said
         for line in said.splitlines():
             run.progress.note(f"sluice-cloud fleet raise: {line}")
-        if code > 1:
+        if code > 1 or time.monotonic() > until_s:
             raise DemoError(f"sluice-cloud fleet raise failed: {said}", INSTALL)
-        if not roll_out.has_stopped and load(run.fleet_file).serial == fleet.serial:
-            return
+        if code or before.groups[0].share == WHOLE:
+            return False
+        if load(run.fleet_file).serial != before.serial:
+            return True
+        await asyncio.sleep(TABLES_LOOK_S)
 
 
 async def _publish(run: FleetRun) -> None:

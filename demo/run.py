@@ -40,6 +40,7 @@ BOARDS_SETTLE_LOOKS_MAX = 15
 GATEWAY_START_S_MAX = 30.0
 SENSORS_STOP_S_MAX = 40.0
 GATEWAY_STOP_S_MAX = 20.0
+FEWER = "On a slow machine try fewer sensors: DEMO_SENSORS=50."
 INGEST_STOP_S_MAX = 60.0
 COMMAND_S_MAX = 120.0
 """Seconds that a command to a board may take, with the start of the program that sends it."""
@@ -144,7 +145,7 @@ async def measured_run(settings: DemoSettings, folder: Folder, progress: Progres
             step.result = f"{broker.bootstrap}; the gateway reaches it through a line that can be cut"
         progress.figures.uplink = "up"
         async with KafkaEnds(broker.bootstrap) as kafka:
-            cloud = CloudSide(broker, kafka, folder.warehouse, folder.logs, progress.figures)
+            cloud = CloudSide(broker, kafka, folder.warehouse, folder.logs, progress.figures, FEWER)
             run = Run(settings, folder, progress, children, uplink, cloud, mqtt_port=free_ports(1)[0])
             async with asyncio.TaskGroup() as tasks:
                 watch = tasks.create_task(_watch(run), name="watch")

@@ -66,9 +66,13 @@ class Group(Struct, frozen=True, forbid_unknown_fields=True):
 
     def is_drawn(self, gateway: str) -> bool:
         """Whether a gateway belongs to the share. A larger share has those of a smaller one, and some more."""
+        return self.draw(gateway) < self.share
+
+    def draw(self, gateway: str) -> int:
+        """The largest share in per cent, 0 to 99, that a gateway does not belong to."""
         # Another attempt is for those that were drawn before.
         drawn = hashlib.sha256(f"{_digest((self.version, self.settings))} {gateway}".encode()).digest()
-        return int.from_bytes(drawn[:8], "big") % 100 < self.share
+        return int.from_bytes(drawn[:8], "big") % 100
 
 
 def _digest(plain: object) -> str:

@@ -4,15 +4,15 @@ import re
 import subprocess
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import click
 from msgspec.structs import replace
 
 from gateway import fleet_file
-from gateway.fleet_file import Fleet
+from gateway.fleet_file import Fleet, Group
 from gateway.host.terminal import say
 from gateway.host.terminal_text import counted
 from gateway.toml_files.mistakes import ConfigError, Place, lines_of
@@ -21,6 +21,9 @@ from spark.commands.asked_options import asks
 from spark.commands.cli_options import warehouse_option
 from spark.commands.desk_session import asking
 from spark.desk.asked import Asked
+
+if TYPE_CHECKING:
+    from spark.desk.fleet_standing import Standing
 
 FINDING: Final = 1
 WHOLE: Final = 100
@@ -90,14 +93,14 @@ def status(file: Path, warehouse: str, asked: Asked, form: Form) -> None:  # noq
     """Show how each gateway of a fleet's file stands to it, by the state that the gateway told last.
 
     `good` has what the file wants. `went-back` tried it and gave it up, and `refused` could not try it. `waits` is not
-    within its hours. `not-drawn` is not in the group's share. `unseen` has not taken in this file. Of `unknown` the
-    tables have nothing. The exit code is 1 if a gateway went back or refused.
+    within its hours. `not-drawn` is not in the group's share. `unseen` has not taken in this file. `silent` is not
+    heard any more. Of `unknown` the tables have nothing. The exit code is 1 if a gateway went back or refused.
     """
     found = _loaded(file)
     with asking(warehouse) as tables:
         from spark.desk.fleet_standing import COLUMNS, TROUBLES, standings  # noqa: PLC0415 - as `asking` says
 
-        told = standings(found, tables.evidence(), int(time.time() * 1e6))
+        told = standings(found, tables.evidence())
         rows = tables.source.db.sql(f"SELECT * FROM ({tables.source.values(COLUMNS, told)})")
         print_relation(tables.source.db, rows, form, spare=("namespace", "group", "wanted"))
     counts = Counter((each.group, each.standing) for each in told)
@@ -117,38 +120,60 @@ def status(file: Path, warehouse: str, asked: Asked, form: Form) -> None:  # noq
 @warehouse_option
 @click.option("--by", type=click.IntRange(1, 100), default=10, show_default=True, help="Per cent of the group.")
 def raise_share(file: Path, warehouse: str, by: int) -> None:
-    """Raise the share of each group whose gateways all have what it wants, as far as they are in the share by now.
+    """Raise the share of each group if every gateway in its present share is good.
 
     The serial number is raised too. Sign the file then, and put both files into the folder. A group that still waits
-    for a gateway keeps its share. If any gateway went back or refused, nothing is raised, and the exit code is 1: so a
-    roll-out whose next steps a timer takes stops by itself.
+    for a gateway keeps its share. A group without a gateway in its share gets the share that has one. A share of 0
+    stays, for it is somebody's will.
+
+    If any gateway went back or refused, nothing is raised, and the exit code is 1. So a roll-out whose next steps a
+    timer takes stops by itself. The exit code is 1 too if the tables are old.
     """
     found = _loaded(file)
     with asking(warehouse) as tables:
-        from spark.desk.fleet_standing import TROUBLES, holding_up, standings  # noqa: PLC0415 - as `asking` says
+        from spark.desk.fleet_standing import TROUBLES, standings  # noqa: PLC0415 - as `asking` says
+        from spark.finality.gateway_troubles import heard_us, is_old  # noqa: PLC0415 - as `asking` says
 
-        held_up = holding_up(found, standings(found, tables.evidence(), int(time.time() * 1e6)))
-    stopped = [each for of_group in held_up.values() for each in of_group if each.standing in TROUBLES]
+        evidence = tables.evidence()
+        told = standings(found, evidence)
+    stopped = [each for each in told if each.standing in TROUBLES]
     for each in stopped:
         say(f"{each.group}: {each.name} {each.standing}{f': {each.reason}' if each.reason else ''}", err=True)
     if stopped:
-        say(f"no share is raised: {counted(len(stopped), 'gateway')} did not take what {file} wants", err=True)
+        why = f"{counted(len(stopped), 'gateway')} did not take what {file} wants"
+    elif is_old(heard_us(evidence.states), time.time_ns() // 1_000):
+        why = "the tables have heard of no gateway lately; does ingest run?"
+    else:
+        why = ""
+    if why:
+        say(f"no share is raised: {why}", err=True)
         raise click.exceptions.Exit(FINDING)
     shares = {}
     for number, group in enumerate(found.groups):
-        waits_for = held_up[group.name]
-        if group.share == WHOLE:
-            say(f"{group.name}: all of its gateways may have it")
-        elif waits_for:
-            others = f" and {len(waits_for) - 1} more" if len(waits_for) > 1 else ""
-            first = waits_for[0]
-            say(f"{group.name}: {group.share} per cent until these are good: {first.name} ({first.standing}){others}")
-        else:
-            shares[number] = min(group.share + by, WHOLE)
-            say(f"{group.name}: from {group.share} to {shares[number]} per cent")
+        share, words = _next_share(group, [each for each in told if each.group == group.name], by)
+        say(f"{group.name}: {words}")
+        if share != group.share:
+            shares[number] = share
     if shares:
         _write_shares(file, found, shares)
         say(f"{file} has the serial number {found.serial + 1} now: sign it, and put both files into the folder")
+
+
+def _next_share(group: Group, told: "Sequence[Standing]", by: int) -> tuple[int, str]:
+    """The next share of a group in per cent, and words for it."""
+    waits_for = [each for each in told if group.is_drawn(each.name) and each.standing != "good"]
+    if waits_for:
+        first, more = waits_for[0], f" and {len(waits_for) - 1} more" if len(waits_for) > 1 else ""
+        return group.share, f"{group.share} per cent until these are good: {first.name} ({first.standing}){more}"
+    if not told:
+        return group.share, f"it stays at {group.share} per cent, for the tables know no gateway of it"
+    if group.share == WHOLE:
+        return group.share, "all of its gateways have it"
+    if not group.share:
+        return group.share, "it stays at 0 per cent; begin by hand"
+    first_share = min(group.draw(each.name) for each in told) + 1
+    share = min(group.share + by, WHOLE) if first_share <= group.share else first_share
+    return share, f"from {group.share} to {share} per cent"
 
 
 def _write_shares(file: Path, before: Fleet, shares: Mapping[int, int]) -> None:
@@ -159,10 +184,14 @@ def _write_shares(file: Path, before: Fleet, shares: Mapping[int, int]) -> None:
     for place, number in {("serial",): before.serial + 1, **numbers}.items():
         if place in places:
             line = places[place] - 1
-            lines[line] = re.sub(r"(=\s*)[\d_]+", rf"\g<1>{number}", lines[line], count=1)
+            lines[line] = re.sub(r"(=\s*)[^\s#]+", rf"\g<1>{number}", lines[line], count=1)
     groups = tuple(replace(group, share=shares.get(at, group.share)) for at, group in enumerate(before.groups))
     text = "\n".join(lines)
-    if fleet_file.parse(text, file) != replace(before, serial=before.serial + 1, groups=groups):
+    try:
+        is_well = fleet_file.parse(text, file) == replace(before, serial=before.serial + 1, groups=groups)
+    except ConfigError:
+        is_well = False
+    if not is_well:
         raise click.ClickException(f"{file} is written in a form that this command does not change: raise it by hand")
     with replaced(file) as part:
         part.write_text(text, encoding="utf-8")

@@ -182,7 +182,7 @@ async def watched(folder: Path, kafka: KafkaEnds, monkeypatch: pytest.MonkeyPatc
     progress = Progress(Console(file=io.StringIO()))
     async with Uplink() as uplink, Children(folder) as children:
         settings = DemoSettings(60, 20, 1, 0, 0, kill=False)
-        cloud = CloudSide(broker, kafka, folder / "warehouse", folder, progress.figures)
+        cloud = CloudSide(broker, kafka, folder / "warehouse", folder, progress.figures, "try fewer")
         yield Run(settings, Folder(folder), progress, children, uplink, cloud, mqtt_port=1883)
 
 

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -13,6 +14,7 @@ from gateway.commands.update.update_command import verify
 from gateway.fleet_file import Fleet, parse
 from gateway.record_contract import HEARTBEAT_TYPE
 from spark.cli import main
+from spark.commands import fleet_commands
 from spark.decode.record_types import STATE_TYPE
 from spark.desk import tables
 from spark.desk.asked import microseconds
@@ -51,9 +53,9 @@ class Site:
         self.warehouse = PlainWarehouse(folder)
         self._states = GatewayStates()
 
-    def gateway(self, name: str, version: str, fleet: dict[str, Any] | None) -> None:
+    def gateway(self, name: str, version: str, fleet: dict[str, Any] | None, later_s: int = 0) -> None:
         body = {**hostile.STATE, "version": version, "fleet": fleet}
-        at_us = microseconds(NOON) + self.warehouse.ordinal
+        at_us = microseconds(NOON) + self.warehouse.ordinal + later_s * 1_000_000
         edge = Edge(at_us, 500, "synced", name, "boot-1", 10**12 + self.warehouse.ordinal, None)
         for kind, value in ((HEARTBEAT_TYPE, NOTHING_WAITS), (STATE_TYPE, json.dumps(body).encode())):
             place = (at_us, "gateway-events", 0, 0)
@@ -66,11 +68,12 @@ class Site:
         )
 
     def standings(self, fleet: Fleet = FLEET) -> list[Standing]:
-        return standings(fleet, tables.open(str(self.warehouse.path)).evidence(), microseconds(NOON))
+        return standings(fleet, tables.open(str(self.warehouse.path)).evidence())
 
 
 @pytest.fixture
-def site(tmp_path: Path) -> Site:
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Site:
+    monkeypatch.setattr(fleet_commands, "time", SimpleNamespace(time_ns=lambda: 1_000 * microseconds(NOON)))
     return Site(tmp_path / "warehouse")
 
 
@@ -169,51 +172,97 @@ def raised(site: Site, file: Path, *words: str) -> Result:
     return asked("raise", file, "--warehouse", site.warehouse.path, *words)
 
 
+OTHERS_ALONE = f"{TEXT.partition('[[groups]]')[0]}[[groups]]{TEXT.rpartition('[[groups]]')[2]}"
+
+
+def shares(file: Path) -> tuple[int, ...]:
+    fleet = parse(file.read_text(), file)
+    return fleet.serial, *(group.share for group in fleet.groups)
+
+
 def test_a_share_is_raised_once_all_of_it_are_good(site: Site, tmp_path: Path) -> None:
     """Each gateway that is drawn has to be good. The file is otherwise left as a person wrote it."""
     file = tmp_path / "fleet.toml"
-    head, _, last = TEXT.replace("share = 0", "share = 0   # nobody yet").rpartition("[[groups]]")
-    text = f"{head.partition('[[groups]]')[0]}[[groups]]{last}"
-    file.write_text(text)
+    file.write_text(text := OTHERS_ALONE.replace("share = 0", "share = 60   # the first ones"))
     (group,) = parse(text, file).groups
-    for name in "abc":
+    names = "abcdef"
+    drawn = [name for name in names if group.is_drawn(f"plant/{name}")]
+    assert 1 < len(drawn) < len(names)
+    for name in names:
         site.gateway(name, "1.1.0", told(group.wish, "waits"))
-    shown = raised(site, file, "--by", "60")
-    assert (shown.exit_code, shown.stdout.splitlines()[0]) == (0, "others: from 0 to 60 per cent")
-    assert file.read_text() == text.replace("serial = 8", "serial = 9").replace("share = 0 ", "share = 60 ")
-    (group,) = parse(file.read_text(), file).groups
-    drawn = [name for name in "abc" if group.is_drawn(f"plant/{name}")]
-    assert drawn, "these names are drawn by this wish"
     for left in range(len(drawn), 0, -1):
         shown = raised(site, file)
-        assert shown.exit_code == 0
         more = f" and {left - 1} more" if left > 1 else ""
-        first = drawn[len(drawn) - left]
-        assert shown.stdout == f"others: 60 per cent until these are good: plant/{first} (waits){more}\n"
-        site.gateway(first, "1.1.0", told(group.wish, "good"))
-    assert raised(site, file, "--by", "50").exit_code == 0
-    whole = parse(file.read_text(), file)
-    assert (whole.serial, whole.groups[0].share) == (10, 100)
-    assert raised(site, file).stdout == "others: all of its gateways may have it\n"
-    assert parse(file.read_text(), file) == whole
+        assert (shown.exit_code, file.read_text()) == (0, text)
+        assert shown.stdout == f"others: 60 per cent until these are good: plant/{drawn[-left]} (waits){more}\n"
+        site.gateway(drawn[-left], "1.1.0", told(group.wish, "good"))
+    assert raised(site, file, "--by", "30").stdout.startswith("others: from 60 to 90 per cent\n")
+    assert file.read_text() == text.replace("serial = 8", "serial = 9").replace("share = 60 ", "share = 90 ")
+    for name in names:
+        site.gateway(name, "1.1.0", told(group.wish, "good"))
+    raised(site, file, "--by", "50")
+    assert shares(file) == (10, 100)
+    assert raised(site, file).stdout == "others: all of its gateways have it\n"
+    assert shares(file) == (10, 100)
+
+
+def test_nobody_is_no_proof_that_a_change_is_good(site: Site, tmp_path: Path) -> None:
+    """A group of patterns may have no gateway, or none in its share. A share of 0 is somebody's will."""
+    file = tmp_path / "fleet.toml"
+    file.write_text(text := OTHERS_ALONE.replace("share = 0", "share = 1"))
+    site.gateway("a", "1.1.0", told("0" * 16, "good"))
+    (group,) = parse(text, file).groups
+    assert not group.is_drawn("plant/a")
+    first = group.draw("plant/a") + 1
+    assert raised(site, file).stdout.startswith(f"others: from 1 to {first} per cent\n")
+    assert shares(file) == (9, first)
+    assert raised(site, file).stdout.startswith(f"others: {first} per cent until these are good: plant/a (unseen)")
+    for of_group, words in (("plant/*", "it stays at 0 per cent; begin by hand"), ("plan/*", "the tables know no")):
+        file.write_text(OTHERS_ALONE.replace("plant/*", of_group))
+        assert words in raised(site, file, "--by", "45").stdout
+        assert shares(file) == (8, 0)
 
 
 def test_no_share_is_raised_if_any_gateway_went_back(site: Site, tmp_path: Path) -> None:
+    """Also one that is not drawn any more: the owner has lowered the share since."""
     file = tmp_path / "fleet.toml"
-    file.write_text(TEXT)
     site.gateway("a", "1.2.0", told(FIRST.wish, "good"))
     site.gateway("b", "1.1.0", told(FIRST.wish, "went-back", "no reading came in"))
+    for text in (TEXT, TEXT.replace('version = "1.2.0"', 'version = "1.2.0"\nshare = 1')):
+        file.write_text(text)
+        shown = raised(site, file)
+        assert shown.exit_code == 1
+        assert shown.stderr.startswith("first: plant/b went-back: no reading came in\nno share is raised: 1 gateway")
+        assert file.read_text() == text
+
+
+def test_a_gateway_that_is_silent_since_holds_the_share(
+    site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was good by its last words. If all are silent, nobody knows, and ingest may stand still."""
+    file = tmp_path / "fleet.toml"
+    file.write_text(text := OTHERS_ALONE.replace("share = 0", "share = 99"))
+    for name in "ab":
+        site.gateway(name, "1.1.0", told(OTHERS.wish, "good"), later_s=0 if name == "a" else 200)
+    assert "until these are good: plant/a (silent)" in raised(site, file).stdout
+    later = SimpleNamespace(time_ns=lambda: 1_000 * microseconds(NOON) + 600_000_000_000)
+    monkeypatch.setattr(fleet_commands, "time", later)
     shown = raised(site, file)
-    assert shown.exit_code == 1
-    assert shown.stderr.startswith("first: plant/b went-back: no reading came in\nno share is raised: 1 gateway")
-    assert file.read_text() == TEXT
+    assert (shown.exit_code, file.read_text()) == (1, text)
+    assert "no share is raised: the tables have heard of no gateway lately" in shown.stderr
 
 
 def test_a_file_in_another_form_is_left_to_its_owner(site: Site, tmp_path: Path) -> None:
     file = tmp_path / "fleet.toml"
-    text = 'serial = 8\ngroups = [{name = "all", gateways = ["plant/*"], version = "1.2.0", share = 5}]\n'
+    text = 'serial = 8\ngroups = [{name = "all", gateways = ["plant/*"], version = "1.2.0", share = 99}]\n'
     file.write_text(text)
+    site.gateway("a", "1.2.0", told(parse(text, file).groups[0].wish, "good"))
     shown = raised(site, file)
     assert shown.exit_code != 0
     assert "raise it by hand" in shown.stderr
     assert file.read_text() == text
+    other = OTHERS_ALONE.replace("serial = 8", "serial = 0x1_0").replace("share = 0", "share=99# all but one")
+    file.write_text(other)
+    site.gateway("a", "1.2.0", told(OTHERS.wish, "good"))
+    assert raised(site, file).exit_code == 0
+    assert file.read_text() == other.replace("0x1_0", "17").replace("=99#", "=100#")
