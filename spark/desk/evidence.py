@@ -124,7 +124,7 @@ class Evidence:
     def told(self, namespace: str, gateway: str) -> GatewayFigures | None:
         """The figures of a gateway's present buffer file, or of its last one; None if nothing was heard of it."""
         rows = self.sites.buffers.get((namespace, gateway))
-        return self._figures(min(rows, key=lambda row: row.until_us is not None)) if rows else None
+        return self._figures(min(rows, key=lambda row: not row.is_present)) if rows else None
 
     def waits(self, namespace: str, gateway: str, asked: Asked) -> list[str]:
         """Why a gateway may still bring readings of a span, in words."""

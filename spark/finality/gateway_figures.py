@@ -39,7 +39,7 @@ def figures_of(row: GatewayRow, clocks: Clocks, site: str | None, retired_from_u
     bounded = at is not None and at.earliest_us() > 0
     return GatewayFigures(
         *(row.namespace, row.gateway, site, row.buffer),
-        is_present=row.until_us is None,
+        is_present=row.is_present,
         gateway_boot=None if beat is None else beat.gateway_boot,
         heartbeat_us=None if at is None or not bounded else at.us,
         heartbeat_error_us=None if at is None else at.error_us,

@@ -41,6 +41,9 @@ class GatewayRow(NamedTuple):
     waiting: int = 0
     """Later heartbeats that do not count yet."""
     until_us: int | None = None
-    """Time until which a former buffer may have taken readings; None for the present buffer."""
+    """Time until which a former buffer may have taken readings; None for the present buffer, and for a former one if no
+    heartbeat since had a known clock."""
     unread: tuple[str, ...] = ()
     """Kafka topics that the buffer writes to and the job does not read."""
+    is_present: bool = True
+    """False for a buffer that another one has replaced."""

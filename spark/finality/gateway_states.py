@@ -136,7 +136,6 @@ class GatewayState:
     """The buffers and the boots of one gateway."""
 
     buffers: dict[str, BufferState] = field(default_factory=dict)
-    present: str | None = None
     newest: tuple[int, str, int, int] | None = None
     boots: dict[str, Edge] = field(default_factory=dict)
     """Time of each boot's heartbeat with the smallest bound."""
@@ -207,11 +206,8 @@ class GatewayStates:
         ]
 
     def present_rows(self) -> list[GatewayRow]:
-        """Return a row for the present buffer file of each gateway.
-
-        A former buffer may have no `until_us`: no heartbeat since had a known clock.
-        """
-        return [row for row in self.rows() if row.buffer == self.gateways[row.namespace, row.gateway].present]
+        """Return a row for the present buffer file of each gateway."""
+        return [row for row in self.rows() if row.is_present]
 
     def box(self, namespace: str, gateway: str, buffer: str) -> ToldState | None:
         """Return what a gateway with this buffer last told of its box; None if nothing."""
@@ -327,7 +323,7 @@ def _note_buffer(gateway: GatewayState, event: GatewayEvent) -> None:
     gateway.buffers.setdefault(event.buffer, BufferState(is_former=gateway.newest is not None))
     if gateway.newest is not None and event.order <= gateway.newest:
         return
-    gateway.newest, gateway.present = event.order, event.buffer
+    gateway.newest = event.order
     known = event.edge.time_error_us < TIME_ERROR_UNKNOWN_US
     for name, buffer in gateway.buffers.items():
         if name == event.buffer:
@@ -385,7 +381,13 @@ def _row(namespace: str, gateway: str, name: str, buffer: BufferState) -> Gatewa
     told = buffer.counted
     waiting, until_us = len(buffer.waiting), buffer.until_us
     if told is None:
-        return GatewayRow(namespace, gateway, name, waiting=waiting, until_us=until_us, unread=buffer.unread)
+        return GatewayRow(
+            *(namespace, gateway, name),
+            waiting=waiting,
+            until_us=until_us,
+            unread=buffer.unread,
+            is_present=not buffer.is_former,
+        )
     return GatewayRow(
         namespace=namespace,
         gateway=gateway,
@@ -400,4 +402,5 @@ def _row(namespace: str, gateway: str, name: str, buffer: BufferState) -> Gatewa
         waiting=waiting,
         until_us=until_us,
         unread=buffer.unread,
+        is_present=not buffer.is_former,
     )

@@ -244,7 +244,6 @@ class PlainWarehouse:
         }
         state = {
             "buffers": {"0011": buffer},
-            "present": "0011",
             "newest": [us, "gateway-events", 0, 0],
             "boots": {"boot-1": edge},
         }

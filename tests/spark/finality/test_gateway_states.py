@@ -299,6 +299,7 @@ def test_a_former_buffer_is_kept_until_its_successor_tells_of_it() -> None:
     first, unsynced = event(1, body()), event(2, body(), "22" * 8, error_us=2**63 - 1)
     states = taken(first, unsynced)
     assert [(row.buffer, row.until_us) for row in states.rows()] == [("0011", None), ("22" * 8, None)]
+    assert [row.buffer for row in states.rows() if row.is_present] == ["22" * 8]
     third = event(3, body(), "22" * 8)
     states.take([third], {})
     until_us = third.edge.event_us + third.edge.time_error_us
