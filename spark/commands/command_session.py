@@ -148,6 +148,8 @@ def _hush(spark: "SparkSession") -> None:
     """Stop PySpark from printing traces when Java has gone: the command says that itself."""
     # py4j raises every error that it logs.
     logging.getLogger("py4j").setLevel(logging.CRITICAL + 1)
+    # If a connection is reset, it logs by the root logger.
+    logging.getLogger().addFilter(lambda record: record.module != "java_gateway")
     server = getattr(spark.sparkContext, "_accumulatorServer", None)
     if server is not None:
         server.handle_error = lambda *_: None
