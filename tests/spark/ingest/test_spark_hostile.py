@@ -83,8 +83,8 @@ RIGHTLY_TAKEN = (
     r"loss, (count|last_boottime_us|last_sequence): 2\^63 - 1",
     r"loss, (first_boottime_us|first_sequence): (-2\^63|less than nothing)",
     f"state, (version|image|slot|settings): {SOME_TEXT}",
-    "state, (image|slot|update|heartbeat_s|settings|uplink_s): null",
-    "state, (update|clock|disk|memory|devices): an object",
+    "state, (image|slot|update|fleet|heartbeat_s|settings|uplink_s): null",
+    "state, (update|fleet|clock|disk|memory|devices): an object",
     "state, heartbeat_s: (a fraction of 5,000 digits|1e-999999999)",
     # Texts that the contract leaves to the gateway, and names of nobody.
     f"(heartbeat, )?(header ce_(subject|timequality|gatewayboot|deviceboot)|key): {SOME_HEADER}",
