@@ -24,6 +24,7 @@ from tests.support.gateways import SLUICE, consume, daemon, free_port, wait_for_
 from tests.support.kafka_wire import ProducerTalk, Reading
 from tests.support.kill_loop import KINDS, UNREACHABLE, LedgerSensor, drained, stalling
 from tests.support.power_cut_vfs import CardContents, Survival
+from tests.support.waiting import patience
 
 CALLS = "pwrite64,write,fsync,fdatasync,ftruncate,fallocate,unlink,sendto,sendmsg,recvfrom"
 TOPICS = "recorded"
@@ -124,8 +125,9 @@ def record(directory: Path, seconds: float, broker: OwnBroker | None = None) -> 
     """
     port = free_port()
     config = write_config(directory, UNREACHABLE if broker is None else broker.bootstrap, port, TOPICS)
-    # A small buffer, whose WAL is begun anew every few commits.
-    small = "[buffer]\nbytes_max = 1000000\nfair_from = 1\ncommit_delay_ms = 0"
+    # A small buffer, whose WAL is begun anew every few commits. On a slow machine, Kafka has longer to come first.
+    small = "[buffer]\nbytes_max = 1000000\nfair_from = 1\ncommit_delay_ms = 0\n"
+    small += f"disk_after_ms = {1000 * patience(0.5):.0f}"
     readable = '[kafka]\ncompression = "none"'
     config.write_text(config.read_text().replace("[buffer]", small).replace("[kafka]", readable))
     trace = directory / "trace"
