@@ -18,7 +18,7 @@ from tests.support.waiting import patience
 
 ROOT = Path(__file__).parents[3]
 DAY_US = 86_400_000_000
-READERS = {"commands/check/kafka.py", "daemon/housekeeping.py", "pipeline.py", "tls/dates.py"}
+READERS = {"commands/certificate_dates.py", "daemon/housekeeping.py", "pipeline.py", "tls/dates.py"}
 """Modules that may know of the floor: TLS, reports on TLS, and the modules that wire and feed it."""
 
 

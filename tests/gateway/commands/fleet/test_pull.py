@@ -183,7 +183,7 @@ def test_a_service_has_to_run_although_its_user_kept_the_box_from_being_asked(
     monkeypatch.setattr(service, "fed_s", lambda: ("linger_ms = 50" in box.running, FED_S))
     box.pull()
     assert (told(box), box.text) == (("went-back", ""), before)
-    assert box.report.reason == "within 5 minutes its service does not run"
+    assert box.report.reason == "within 5 min its service does not run"
 
 
 @pytest.mark.parametrize("up_s", [0, 10_000])
