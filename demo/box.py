@@ -1,7 +1,7 @@
 """Runs `sluice` as if a folder were a box of its own: `python -m demo.box FOLDER TRIAL_S fleet pull`.
 
-So many gateways run on one machine, as root or not, by the code of real boxes. What differs from a real box are the
-places of files, the service (`demo.box_service` in place of systemd), whom the box trusts, and the length of a trial.
+So many gateways run on one machine, as root or not, by the code of real boxes. A real box differs: it has
+other places of files, systemd in place of `demo.box_service`, keys of its own that it trusts, and longer trials.
 """
 
 import os

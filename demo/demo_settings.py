@@ -39,7 +39,7 @@ class DemoSettings:
     trial_s: int = 30
     """Seconds in which a change has to be found good on a gateway of the fleet."""
     mistake: str = "uplink"
-    """What the bad change of the fleet does harm to, of `MISTAKES`."""
+    """What the bad change breaks: one of `MISTAKES`."""
 
     @property
     def boards(self) -> int:

@@ -331,7 +331,7 @@ async def _publish(run: FleetRun) -> None:
 
 
 async def _told(run: FleetRun) -> Mapping[str, int]:
-    """How many gateways stand how to the file, once the tables know that each has come to its end with it.
+    """Count gateways by their standing to the file. Wait until the tables know the end of each.
 
     Raises:
         DemoError: nothing changed there for STANDSTILL_S_MAX.

@@ -149,10 +149,15 @@ def _hush(spark: "SparkSession") -> None:
     # py4j raises every error that it logs.
     logging.getLogger("py4j").setLevel(logging.CRITICAL + 1)
     # If a connection is reset, it logs by the root logger.
-    logging.getLogger().addFilter(lambda record: record.module != "java_gateway")
+    logging.getLogger().addFilter(_is_not_of_py4j)
     server = getattr(spark.sparkContext, "_accumulatorServer", None)
     if server is not None:
         server.handle_error = lambda *_: None
+
+
+def _is_not_of_py4j(record: logging.LogRecord) -> bool:
+    # A function, for a logger takes one filter once, and a process may have many sessions.
+    return record.module != "java_gateway"
 
 
 def _code_of(java: "Popen[bytes] | None", error: Exception) -> int | None:
